@@ -1,0 +1,91 @@
+"""Arguments checked at the public edge: each message restates the call and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import DTypeError, ShapeError
+
+
+def describe(value: object) -> str:
+    """A tensor by dtype and shape, anything else by its type: never its contents."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")
+
+
+def check_broadcast(what: str, tensor: Tensor, full: tuple[int, int, int, int]) -> None:
+    """Raise unless `tensor` (4-D) broadcasts to `full` = (B, H, T, S)."""
+    if any(have not in (1, want) for have, want in zip(tensor.shape, full, strict=True)):
+        raise ShapeError(f"{what} of shape {tuple(tensor.shape)} does not broadcast to (B, H, T, S) = {full}.")
+
+
+def check_count(call: str, name: str, value: object, *, at_least: int) -> None:
+    """Raise unless `value` is an integer of at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ShapeError(f"{call}({name}={value!r}): expected an integer >= {at_least}.")
+
+
+def check_qkv(call: str, q: object, k: object, v: object | None = None) -> None:
+    """Raise unless q (…, T, D), k (…, S, D) and v (…, S, Dv) are float tensors that belong together."""
+    arrived = f"{call}(q={describe(q)}, k={describe(k)}" + (f", v={describe(v)})" if v is not None else ")")
+    tensors = [t for t in (q, k, v) if t is not None]
+    if not all(isinstance(t, Tensor) for t in tensors):
+        raise DTypeError(f"{arrived}: expected torch tensors; use torch.as_tensor(array) first.")
+    _check_dtypes(arrived, tensors)  # type: ignore[arg-type]
+    _check_sizes(arrived, *tensors)  # type: ignore[arg-type]
+
+
+def _check_dtypes(arrived: str, tensors: Sequence[Tensor]) -> None:
+    if not all(t.is_floating_point() for t in tensors):
+        raise DTypeError(f"{arrived}: expected floating-point tensors; convert with .float().")
+    if len({t.dtype for t in tensors}) > 1:
+        raise DTypeError(f"{arrived}: q, k and v must have one dtype; convert with .to(q.dtype).")
+    if len({t.device for t in tensors}) > 1:
+        devices = ", ".join(str(t.device) for t in tensors)
+        raise DTypeError(f"{arrived}: q, k and v must be on one device, got {devices}.")
+
+
+def _check_sizes(arrived: str, q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
+    if not 2 <= q.ndim <= 4 or k.ndim != q.ndim:
+        raise ShapeError(f"{arrived}: expected (B, H, T, D), (B, T, D) or (T, D), and the same rank for q and k.")
+    if q.shape[-1] != k.shape[-1]:
+        raise ShapeError(f"{arrived}: q and k must have the same last dimension D (a score is their dot product).")
+    if q.ndim > 2 and q.shape[0] != k.shape[0]:
+        raise ShapeError(f"{arrived}: q and k must have the same batch size.")
+    if q.ndim == 4 and (k.shape[1] == 0 or q.shape[1] % k.shape[1]):
+        raise ShapeError(
+            f"{arrived}: the number of query heads must be a multiple of the number of key heads"
+            " (query head h reads key head h // (H/G)). The layout is (batch, heads, tokens, width)."
+        )
+    if v is not None and v.shape[:-1] != k.shape[:-1]:
+        raise ShapeError(f"{arrived}: k and v must agree in everything but their width.")
+
+
+def position(index: int, size: int, what: str) -> int:
+    """A Python index, negative ones counted from the end; IndexError that names the size otherwise."""
+    if not -size <= index < size:
+        raise IndexError(f"{what} {index} is out of range: there are {size}.")
+    return index % size
+
+
+def index_tensor(index: object, size: int, what: str, device: torch.device) -> Tensor:
+    """An int, list, slice or integer tensor as a LongTensor of positions in range(size)."""
+    if isinstance(index, slice):
+        return torch.arange(size, device=device)[index]
+    if isinstance(index, Tensor) and index.dtype == torch.bool:
+        if index.shape != (size,):
+            raise ShapeError(f"{what}: a bool index needs shape ({size},), got {tuple(index.shape)}.")
+        return index.to(device).nonzero().squeeze(-1)
+    at = torch.as_tensor(index, device=device)
+    if at.numel() == 0:
+        return at.long()
+    if at.is_floating_point() or at.dtype == torch.bool:
+        raise DTypeError(f"{what}: expected integers, got {describe(at)}.")
+    if int(at.min()) < -size or int(at.max()) >= size:
+        raise IndexError(f"{what}: an index in [{int(at.min())}, {int(at.max())}] is out of range: there are {size}.")
+    return at.long() % size

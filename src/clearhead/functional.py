@@ -1,0 +1,86 @@
+"""Attention as a function: PyTorch's arguments, PyTorch's output, and the weights as a lazy map beside it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead._checks import check_qkv, describe
+from clearhead.errors import DTypeError, ShapeError
+from clearhead.kernels import fused
+from clearhead.maps.softmax import SoftmaxMap
+from clearhead.masks import MaskRule, causal, dense
+from clearhead.scores import dense_bias
+
+__all__ = ["scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    q: Tensor,  # (B, H, T, D), (B, T, D) or (T, D)
+    k: Tensor,  # (B, G, S, D)
+    v: Tensor,  # (B, G, S, Dv)
+    attn_mask: MaskRule | Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, SoftmaxMap]:  # (B, H, T, Dv), map (B, H, T, S)
+    """softmax(scale · Q Kᵀ + mask) V, and the softmax as a lazy map.
+
+    The output is `torch.nn.functional.scaled_dot_product_attention`'s, bit for bit, for every argument that function
+    takes. `attn_mask` may also be a rule of `clearhead.masks`: it never becomes a T×S tensor, since the fused kernel is
+    run per block of queries over the keys that the block may see.
+
+    Differences from PyTorch, each an error and not a guess: `is_causal=True` with T ≠ S (PyTorch is silently upper-left);
+    a (B, T, S) mask beside 4-D queries. The reported weights are those before dropout. `is_causal` together with a
+    mask is AND.
+
+    Raises: ShapeError, DTypeError. Cost: one fused attention; the map holds references to q, k, v.
+    Source: Vaswani et al. 2017, equation 1.
+
+    >>> x = torch.eye(3)[None]
+    >>> out, attn = scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> attn[0, 0]
+    tensor([1., 0., 0.])
+    """
+    call = "scaled_dot_product_attention"
+    check_qkv(call, q, k, v)
+    _check_causal(q, k, is_causal)
+    if q.ndim == 4 and q.shape[1] != k.shape[1] and not enable_gqa:
+        raise ShapeError(f"{call}: {q.shape[1]} query heads and {k.shape[1]} key heads: pass enable_gqa=True.")
+    mask, bias = _split_mask(attn_mask, q.ndim)
+    if is_causal:
+        mask = causal() if mask is None else mask & causal()
+    attn = SoftmaxMap(q, k, v=v, mask=mask, bias=None if bias is None else dense_bias(bias), scale=scale)
+    if isinstance(attn_mask, MaskRule) or (is_causal and attn_mask is not None):
+        return fused.attention(attn, dropout_p), attn
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return out, attn
+
+
+def _check_causal(q: Tensor, k: Tensor, is_causal: bool) -> None:
+    T, S = q.shape[-2], k.shape[-2]
+    if is_causal and T != S:
+        raise ShapeError(
+            f"scaled_dot_product_attention(is_causal=True) with {T} queries and {S} keys is ambiguous. Say which:"
+            " attn_mask=masks.causal() (lower-right: the last query sees every key, what a KV cache needs) or"
+            " attn_mask=masks.causal_upper_left() (PyTorch's is_causal)."
+        )
+
+
+def _split_mask(attn_mask: MaskRule | Tensor | None, rank: int) -> tuple[MaskRule | None, Tensor | None]:
+    """A bool mask hides, a float mask is added; PyTorch takes both under one name."""
+    if attn_mask is None or isinstance(attn_mask, MaskRule):
+        return attn_mask, None
+    if not isinstance(attn_mask, Tensor):
+        raise DTypeError(f"attn_mask={describe(attn_mask)}: expected a mask rule, a bool or a float tensor, or None.")
+    if rank == 4 and attn_mask.ndim == 3:
+        raise ShapeError(
+            f"attn_mask={describe(attn_mask)} beside 4-D queries could mean one mask per batch entry or per head: write"
+            " attn_mask[:, None] (B, 1, T, S) or attn_mask[None] (1, H, T, S). A (B, S) padding mask is"
+            " masks.padding(keys=mask)."
+        )
+    # Queries (B, T, D) have one head, so their (B, T, S) mask is (B, 1, T, S).
+    mask = attn_mask[:, None] if rank == 3 and attn_mask.ndim == 3 else attn_mask
+    return (None, mask) if mask.is_floating_point() else (dense(mask), None)

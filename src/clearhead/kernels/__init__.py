@@ -1,0 +1,1 @@
+"""How a tile, or a whole pass over the tiles, is computed."""

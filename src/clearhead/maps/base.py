@@ -1,0 +1,404 @@
+"""AttentionMap: the matrix A = softmax(scores) as a lazy operator, and everything that follows from two primitives.
+
+A subclass says `shape` and `tile(rows, cols)`; rows, columns, products, statistics and pictures are derived here in
+O(n) memory. Subclasses may override what they know a shorter way to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import describe, index_tensor, position
+from clearhead._format import size
+from clearhead.errors import DTypeError, ShapeError
+from clearhead.kernels import tiles
+from clearhead.maps import reductions as reduce
+from clearhead.masks import Coverage
+
+__all__ = ["AttentionMap", "Selection", "Statistics", "Transposed"]
+
+FEW_KEYS = 64  # up to here, gathering each (query, key) pair is cheaper than a pass over all keys
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What one pass over a map computes; a query that may attend to nothing has 0 everywhere."""
+
+    entropy: Tensor  # (…, T) nats
+    distance: Tensor  # (…, T) mean of |position(t) - s|, tokens
+    to_first: Tensor  # (…, T) weight on key 0
+    to_self: Tensor  # (…, T) weight on the query's own position
+    peak: Tensor  # (…, T) the row's largest weight; 0 exactly where the query may attend to nothing
+    received: Tensor  # (…, S) column sums
+    received_peak: Tensor  # (…, S) column maxima
+
+
+class AttentionMap(ABC):
+    """The attention matrix as a lazy operator of shape (…, T, S), usually (B, H, T, S).
+
+    Nothing is computed until it is asked for, and nothing but `to_dense()` makes a (…, T, S) tensor. Indices:
+
+    - `attn[0, 3]`: an integer drops a dimension; slices and lists of batches, heads or queries stay lazy;
+    - `attn[0, 3, 17]`, `attn[..., 5]`: an integer query or key index reads weights, a tensor;
+    - a slice of keys is `attn.tile(rows, cols)`.
+
+    A row whose query may attend to nothing is all 0. Query t stands at position t + S - T.
+    """
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """(…, T, S)."""
+
+    @abstractmethod
+    def tile(self, rows: slice, cols: slice) -> Tensor:
+        """The weights of a block, (…, t, s), float32 or wider. `rows` and `cols` are slices with start and stop."""
+
+    # --- what a subclass may know better ----------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and statistics."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and statistics live."""
+        return torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return 0
+
+    @property
+    def positions(self) -> Tensor:
+        """The key position at which each query stands, (T,): t + S - T."""
+        T, S = self.shape[-2:]
+        return torch.arange(T, device=self.device) + S - T
+
+    def block(self, rows: slice, cols: slice) -> Coverage:
+        """Whether the block's weights are all 0 (EMPTY); MIXED where that is not known."""
+        return Coverage.MIXED if rows.stop > rows.start and cols.stop > cols.start else Coverage.EMPTY
+
+    def _select(self, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> AttentionMap:
+        return Selection(self, lead, rows)
+
+    def _notes(self) -> list[str]:
+        return []
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def dense_nbytes(self) -> int:
+        """What `to_dense()` would take, in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __getitem__(self, index: Any) -> Any:
+        *lead, t, s = self._full_index(index)
+        if isinstance(s, slice) and s != slice(None):
+            raise IndexError(
+                f"{self!r}[…, {_show(s)}]: a slice of keys is read with attn.tile(rows, cols), a tensor;"
+                " [] takes batches, heads and queries, and one key."
+            )
+        if not isinstance(s, (slice, int)):
+            raise IndexError(f"{self!r}: several keys at once are read with attn.pick(t, s), a tensor.")
+        rows = None if _whole(t) else index_tensor([t] if isinstance(t, int) else t, self.shape[-2], "query", self.device)
+        if all(_whole(i) for i in lead) and rows is None:
+            chosen: AttentionMap = self
+        else:
+            chosen = self._select(tuple(self._lead_index(i, n) for i, n in zip(lead, self.shape, strict=False)), rows)
+        return chosen._read(t, s)
+
+    def _read(self, t: Any, s: int | slice) -> Any:
+        """Weights where an integer query or key was given, the map itself otherwise."""
+        T, S = self.shape[-2:]
+        if isinstance(s, int):
+            column = self.pick(torch.arange(T, device=self.device), position(s, S, "key"))
+            return column[..., 0] if isinstance(t, int) else column
+        if isinstance(t, int):
+            return self.to_dense()[..., 0, :]
+        return self
+
+    def _lead_index(self, index: Any, n: int) -> int | Tensor:
+        if isinstance(index, int):
+            return position(index, n, "batch or head")
+        return index_tensor(index, n, "batch or head", self.device)
+
+    def _full_index(self, index: Any) -> list[Any]:
+        given = list(index) if isinstance(index, tuple) else [index]
+        rank = len(self.shape)
+        if any(i is None or isinstance(i, bool) for i in given):
+            raise IndexError(f"{self!r}[{_show(index)}]: an index is an integer, a slice, a list or ….")
+        dots = [n for n, i in enumerate(given) if i is Ellipsis]
+        if len(dots) > 1 or len(given) - len(dots) > rank:
+            raise IndexError(f"{self!r}[{_show(index)}]: too many indices for {rank} dimensions.")
+        at = dots[0] if dots else len(given)
+        missing = [slice(None)] * (rank - len(given) + len(dots))
+        return given[:at] + missing + given[at + len(dots) :]
+
+    def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
+        """The weights at pairs (t, s), index tensors that broadcast together.
+
+        Returns (…, *pairs), the map's dtype. Differentiable in q and k. Cost for a SoftmaxMap, once lse is known:
+        O(D) a pair.
+        """
+        t, s = self._pairs(t, s)
+        reducer = reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self._like())
+        tiles.stream(self, reducer)
+        return reducer.result.reshape(*self.shape[:-2], *t.shape)
+
+    def _pairs(self, t: Tensor | int, s: Tensor | int) -> tuple[Tensor, Tensor]:
+        T, S = self.shape[-2:]
+        t, s = index_tensor(t, T, "pick: query", self.device), index_tensor(s, S, "pick: key", self.device)
+        return torch.broadcast_tensors(t, s)  # type: ignore[no-any-return, no-untyped-call]
+
+    def diagonal(self, offset: int = 0) -> Tensor:
+        """The weights at `offset` keys from each query's own position: diagonal(-1) is the previous token.
+
+        Returns (…, L), L the number of queries for which that key exists; for T = S it is torch.diagonal(offset).
+        With T ≠ S the main diagonal is lower-right (each query's own position). Cost: O(T·D).
+        """
+        at = self.positions + offset
+        t = ((at >= 0) & (at < self.shape[-1])).nonzero().squeeze(-1)
+        return self.pick(t, at[t])
+
+    def to_dense(self) -> Tensor:
+        """All weights, (…, T, S): the only way to a T×S tensor. `dense_nbytes` says what it takes."""
+        collect = reduce.Collect(self.shape, self._like())
+        tiles.stream(self, collect)
+        return collect.dense
+
+    # --- products -----------------------------------------------------------------------------------------------
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """A @ x for x (S, Dx), (…, S, Dx) or grouped (B, G, S, Dx); returns (…, T, Dx). Differentiable.
+
+        A NaN or infinity of x reaches the queries that give it weight, and no other.
+        """
+        x = self._operand(x, self.shape[-1], "attn @ x", "S")
+        finite = torch.isfinite(x)
+        if bool(finite.all()):
+            return self._product(x, self.shape[-2], transposed=False)
+        reached = self._product((~finite).to(x.dtype), self.shape[-2], transposed=False)
+        return self._product(x.where(finite, 0), self.shape[-2], transposed=False).masked_fill(reached > 0, torch.nan)
+
+    @property
+    def mT(self) -> Transposed:
+        """The transposed operator: `attn.mT @ y` for y (…, T, Dy) is (…, S, Dy)."""
+        return Transposed(self)
+
+    def _product(self, x: Tensor, length: int, *, transposed: bool) -> Tensor:
+        product = reduce.Product(self.shape[:-2], length, x, transposed=transposed)
+        tiles.stream(self, product)
+        return product.result
+
+    def _operand(self, x: Tensor, length: int, call: str, axis: str) -> Tensor:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise DTypeError(f"{call} with {describe(x)}: expected a float tensor.")
+        if x.ndim < 2 or x.shape[-2] != length or not self._leads_fit(x.shape[:-2]):
+            raise ShapeError(f"{call}: {self!r} takes x (…, {axis}={length}, width), got {describe(x)}.")
+        return x.to(self.dtype)
+
+    def _leads_fit(self, lead: tuple[int, ...]) -> bool:
+        want = self.shape[:-2]
+        if len(lead) > len(want):
+            return False
+        *outer, heads = lead or (1,)
+        grouped = len(lead) == 2 and heads > 0 and want[-1] % heads == 0
+        fits = all(a in (1, b) for a, b in zip(reversed(outer), reversed(want[:-1]), strict=False))
+        return fits and (heads == 1 or heads == (want[-1] if want else 1) or grouped)
+
+    # --- statistics -----------------------------------------------------------------------------------------------
+
+    def entropy(self) -> Tensor:
+        """H[t] = -Σ_s A ln A in nats, (…, T); 0 for a query that may attend to nothing. Differentiable."""
+        return self._per_query(reduce.entropy)
+
+    def distance(self) -> Tensor:
+        """The mean of |position(t) - s| under the row's weights, in tokens, (…, T)."""
+        return self._per_query(reduce.distance(self.positions))
+
+    def received(self) -> Tensor:
+        """Σ_t A[t, s], the attention each key receives, (…, S); summed in float64."""
+        per_key = reduce.PerKey(self.shape[:-2], self.shape[-1], self._like())
+        tiles.stream(self, per_key)
+        return per_key.result
+
+    def mass(self, keys: Tensor | list[int] | int) -> Tensor:
+        """The weight each query gives to a set of keys (indices, or a bool tensor (S,)), (…, T). Differentiable.
+
+        Cost: O(T·keys·D) for few keys, one pass otherwise. A key named twice counts once.
+        """
+        at = index_tensor(keys, self.shape[-1], "mass: key", self.device).reshape(-1).unique()
+        if at.numel() <= FEW_KEYS:
+            return self.pick(torch.arange(self.shape[-2], device=self.device)[:, None], at).sum(-1)
+        chosen = self._like().new_zeros(self.shape[-1], 1)
+        chosen[at] = 1
+        return (self @ chosen)[..., 0]
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k largest weights of every row: (values, indices), each (…, T, k), as torch.topk.
+
+        Where fewer than k keys are visible, the values end in 0. One pass, O(T·k) memory.
+        """
+        if not 1 <= k <= self.shape[-1]:
+            raise ShapeError(f"topk({k}): {self!r} has {self.shape[-1]} keys; expected 1 <= k <= that.")
+        top = reduce.TopK(self.shape[:-2], self.shape[-2], k, self._like())
+        tiles.stream(self, top)
+        return top.result()
+
+    def pool_max(self, size: tuple[int, int]) -> Tensor:
+        """A picture (…, R, C): pixel (i, j) is the largest weight with ⌊t·R/T⌋ = i, ⌊s·C/S⌋ = j. One pass."""
+        return self._pool(size, maximum=True)
+
+    def pool_sum(self, size: tuple[int, int]) -> Tensor:
+        """A picture (…, R, C) of the weights' sums: the bins of `pool_max`; all pixels add up to the rows that attend."""
+        return self._pool(size, maximum=False)
+
+    def statistics(self) -> Statistics:
+        """Entropy, distance, weight on the first key and on itself, peak, and received attention, in one pass."""
+        lead, (T, S), like = self.shape[:-2], self.shape[-2:], self._like()
+        measures = (reduce.entropy, reduce.distance(self.positions), reduce.to_first, reduce.to_self(self.positions))
+        rows = [reduce.PerQuery(lead, T, like, measure) for measure in measures]
+        rows.append(reduce.PerQuery(lead, T, like, reduce.peak, maximum=True))
+        cols = [reduce.PerKey(lead, S, like), reduce.PerKey(lead, S, like, maximum=True)]
+        tiles.stream(self, *rows, *cols)
+        return Statistics(*(r.result for r in rows), *(c.result for c in cols))
+
+    def _per_query(self, measure: reduce.Measure) -> Tensor:
+        per_query = reduce.PerQuery(self.shape[:-2], self.shape[-2], self._like(), measure)
+        tiles.stream(self, per_query)
+        return per_query.result
+
+    def _pool(self, size: tuple[int, int], *, maximum: bool) -> Tensor:
+        T, S = self.shape[-2:]
+        if not (1 <= size[0] <= T and 1 <= size[1] <= S):
+            raise ShapeError(f"a picture of {size[0]}×{size[1]} pixels: {self!r} allows 1…{T} rows and 1…{S} columns.")
+        pool = reduce.Pool(self.shape[:-2], T, S, size, self._like(), maximum=maximum)
+        tiles.stream(self, pool)
+        return pool.result
+
+    def _like(self) -> Tensor:
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
+    # --- pictures and words -------------------------------------------------------------------------------------
+
+    def draw(self) -> Any:
+        """A matplotlib figure: every head of the first batch entry, pooled to at most 256 pixels a side."""
+        from clearhead.maps.drawing import figure  # matplotlib is an extra, imported where used
+
+        return figure(self)
+
+    def __repr__(self) -> str:
+        names = ("B", "H", "T", "S") if len(self.shape) == 4 else (*"BH"[: len(self.shape) - 2], "T", "S")
+        if len(self.shape) > 4:
+            names = (*(f"n{i}" for i in range(len(self.shape) - 2)), "T", "S")
+        sizes = ", ".join(f"{n}={length}" for n, length in zip(names, self.shape, strict=True))
+        notes = ", ".join([sizes, *self._notes(), str(self.dtype).removeprefix("torch.")])
+        return f"{type(self).__name__}({notes}; holds {size(self.nbytes)}, dense {size(self.dense_nbytes)})"
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        raise TypeError(
+            f"{what} of {self!r} would take {size(self.dense_nbytes)}: ask for it by name, attn.to_dense(),"
+            f" or use {instead}."
+        )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        self._refuse("a NumPy array", "attn.tile(rows, cols) for a block")
+
+    def __iter__(self) -> NoReturn:
+        self._refuse("iteration", "attn[b, h] for one head and attn[b, h, t] for one row")
+
+    def __len__(self) -> NoReturn:
+        self._refuse("len()", "attn.shape")
+
+    def __bool__(self) -> NoReturn:
+        self._refuse("the truth value", "attn.shape")
+
+
+class Transposed:
+    """Aᵀ as an operator: `attn.mT @ y`."""
+
+    def __init__(self, attn: AttentionMap) -> None:
+        self.mT = attn
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(…, S, T)."""
+        *lead, T, S = self.mT.shape
+        return (*lead, S, T)
+
+    def __matmul__(self, y: Tensor) -> Tensor:
+        """Aᵀ @ y for y (…, T, Dy); returns (…, S, Dy), summed over queries in float64. Differentiable."""
+        if isinstance(y, Tensor) and y.ndim == 4 and len(self.shape) == 4 and y.shape[1] not in (1, self.shape[1]):
+            raise ShapeError(f"attn.mT @ y with {describe(y)}: queries have {self.shape[1]} heads, y must have as many.")
+        y = self.mT._operand(y, self.mT.shape[-2], "attn.mT @ y", "T")
+        return self.mT._product(y, self.mT.shape[-1], transposed=True)
+
+    def __repr__(self) -> str:
+        return f"{self.mT!r}.mT"
+
+
+class Selection(AttentionMap):
+    """Some batches, heads or queries of any map, still lazy."""
+
+    def __init__(self, attn: AttentionMap, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> None:
+        self._attn, self._lead = attn, lead
+        self._rows = torch.arange(attn.shape[-2], device=attn.device) if rows is None else rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        kept = (at.numel() for at in self._lead if isinstance(at, Tensor))
+        return (*kept, self._rows.numel(), self._attn.shape[-1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._attn.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._attn.device
+
+    @property
+    def nbytes(self) -> int:
+        return self._attn.nbytes
+
+    @property
+    def positions(self) -> Tensor:
+        return self._attn.positions[self._rows]
+
+    def tile(self, rows: slice, cols: slice) -> Tensor:
+        parts = [self._attn.tile(run, cols) for run in _runs(self._rows[rows])]
+        block = torch.cat(parts, -2) if parts else self._attn.tile(slice(0, 0), cols)
+        for dim in reversed(range(len(self._lead))):
+            at = self._lead[dim]
+            block = block.select(dim, at) if isinstance(at, int) else block.index_select(dim, at)
+        return block
+
+
+def _runs(rows: Tensor) -> list[slice]:
+    """Consecutive row numbers as slices."""
+    runs: list[slice] = []
+    for t in rows.tolist():
+        if runs and runs[-1].stop == t:
+            runs[-1] = slice(runs[-1].start, t + 1)
+        else:
+            runs.append(slice(t, t + 1))
+    return runs
+
+
+def _whole(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
+def _show(index: Any) -> str:
+    if isinstance(index, slice):
+        return ":".join("" if part is None else str(part) for part in (index.start, index.stop))
+    return str(index)

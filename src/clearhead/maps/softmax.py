@@ -1,0 +1,288 @@
+"""SoftmaxMap: A from q, k, the mask and one log-sum-exp per row.
+
+    A[t, s] = exp(score(t, s) - lse[t]),    lse[t] = ln Σ_s exp(score(t, s)),    score as in clearhead.scores
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import check_qkv
+from clearhead.errors import RecordingError, ShapeError
+from clearhead.kernels import tiles
+from clearhead.maps.base import AttentionMap
+from clearhead.maps.reductions import grouped_matmul
+from clearhead.masks import Coverage, MaskRule, as_rule
+from clearhead.scores import Bias, as_bias, softcap
+
+__all__ = ["SoftmaxMap"]
+
+
+class SoftmaxMap(AttentionMap):
+    """The weights of scaled dot-product attention as a lazy operator; no T×S tensor, keys never repeated per head.
+
+    Args:
+        q: (B, H, T, D), or (B, T, D), or (T, D); kept by reference.
+        k: (B, G, S, D), G dividing H: query head h reads key head h // (H/G).
+        v: (B, G, S, Dv), kept only for those who show or multiply them; the weights do not depend on it.
+        mask: a rule of `clearhead.masks`, or a bool tensor (T, S) or (B, H, T, S), True = may attend. None: all visible.
+        scale: what q·k is multiplied by; 1/√D by default.
+        bias: added to the scores: a rule of `clearhead.scores` or a float tensor (T, S) or (B, H, T, S).
+        softcap: c in c·tanh(score/c), before bias and mask.
+        sinks: (H,) learned logits that join the softmax and take weight nobody sees: rows then sum to less than 1.
+
+    Weights and statistics are float32, or float64 for float64 inputs. The first pass over a row computes its lse, which
+    is kept. Cost of a full pass: O(T·S·D) time over the mask's non-empty blocks, O(T + S) memory.
+
+    >>> q = k = torch.eye(3)
+    >>> SoftmaxMap(q, k, scale=1.0)[0]
+    tensor([0.5761, 0.2119, 0.2119])
+    """
+
+    def __init__(
+        self,
+        q: Tensor,  # (B, H, T, D)
+        k: Tensor,  # (B, G, S, D)
+        *,
+        v: Tensor | None = None,  # (B, G, S, Dv)
+        mask: MaskRule | Tensor | None = None,
+        scale: float | None = None,
+        bias: Bias | Tensor | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,  # (H,)
+    ) -> None:
+        check_qkv("SoftmaxMap", q, k, v)
+        self.mask = None if mask is None else as_rule(mask)
+        self.bias = None if bias is None else as_bias(bias)
+        self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+        self.softcap, self.sinks = softcap, sinks
+        self._q, self._k, self._v = _four(q), _four(k), None if v is None else _four(v)
+        self._axes = (0, 1)[: q.ndim - 2]  # which of (B, H) the map shows; an integer index drops one
+        B, H, T, _ = self._q.shape
+        # Which batches, heads and queries of the mask's own numbering these are: selections keep the numbering.
+        self._b, self._h = torch.arange(B, device=q.device), torch.arange(H, device=q.device)
+        self._t, self._all_queries = torch.arange(T, device=q.device), True
+        self._bound = (T, self._k.shape[2])
+        self._lse: Tensor | None = None
+        self._made_from = [(t, _version(t)) for t in (q, k)]
+        self._check_rules(B, H)
+
+    def _check_rules(self, B: int, H: int) -> None:
+        for rule in (self.mask, self.bias):
+            if rule is not None:
+                rule.check(B, H, *self._bound)
+        if self.sinks is not None and self.sinks.shape != (H,):
+            raise ShapeError(f"SoftmaxMap(sinks={tuple(self.sinks.shape)}): expected one logit per head, ({H},).")
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def q(self) -> Tensor:
+        """(B, H, T, D), without the dimensions that an index has dropped."""
+        return self._shown(self._q)
+
+    @property
+    def k(self) -> Tensor:
+        """(B, G, S, D), without the dimensions that an index has dropped."""
+        return self._shown(self._k)
+
+    @property
+    def v(self) -> Tensor | None:
+        """(B, G, S, Dv) if it was given, without the dimensions that an index has dropped."""
+        return None if self._v is None else self._shown(self._v)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self._lead, self._q.shape[2], self._k.shape[2])
+
+    @property
+    def _lead(self) -> tuple[int, ...]:
+        return tuple(self._q.shape[axis] for axis in self._axes)
+
+    def _shown(self, tensor: Tensor) -> Tensor:
+        for axis in (1, 0):
+            tensor = tensor if axis in self._axes else tensor.squeeze(axis)
+        return tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self._q.dtype, torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self._q.device
+
+    @property
+    def nbytes(self) -> int:
+        held = [self._q, self._k] + [t for t in (self._v, self._lse) if t is not None]
+        return sum(t.numel() * t.element_size() for t in held)
+
+    @property
+    def positions(self) -> Tensor:
+        T, S = self._bound
+        return self._t + S - T
+
+    def _notes(self) -> list[str]:
+        notes = [repr(self.mask).removesuffix("()")] if self.mask is not None else []
+        notes += [repr(self.bias)] if self.bias is not None else []
+        return notes + (["learned sinks: rows sum to less than 1"] if self.sinks is not None else [])
+
+    def block(self, rows: slice, cols: slice) -> Coverage:
+        """What the mask leaves of a block, by its rule and without looking at q or k."""
+        if rows.stop <= rows.start or cols.stop <= cols.start:
+            return Coverage.EMPTY
+        if self.mask is None:
+            return Coverage.FULL
+        if not self._all_queries:  # of scattered queries, the hull: its EMPTY and FULL hold for them
+            t = self._t[rows]
+            rows = slice(int(t.min()), int(t.max()) + 1)
+        return self.mask.bind(*self._bound).block(rows, cols)
+
+    def _select(self, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> SoftmaxMap:
+        chosen = copy.copy(self)
+        chosen._axes = tuple(axis for axis, at in zip(self._axes, lead, strict=True) if isinstance(at, Tensor))
+        for axis, at in zip(self._axes, lead, strict=True):
+            chosen._keep_batches(at) if axis == 0 else chosen._keep_heads(at)
+        if rows is not None:
+            chosen._q, chosen._t, chosen._all_queries = _take(chosen._q, 2, rows), self._t[rows], False
+            chosen._lse = None if chosen._lse is None else _take(chosen._lse, 2, rows)
+        return chosen
+
+    def _keep_batches(self, at: int | Tensor) -> None:
+        self._q, self._k, self._b = _take(self._q, 0, at), _take(self._k, 0, at), _take(self._b, 0, at)
+        self._v = None if self._v is None else _take(self._v, 0, at)
+        self._lse = None if self._lse is None else _take(self._lse, 0, at)
+
+    def _keep_heads(self, at: int | Tensor) -> None:
+        groups = _groups(at, self._q.shape[1] // max(1, self._k.shape[1]))
+        self._q, self._k, self._h = _take(self._q, 1, at), _take(self._k, 1, groups), _take(self._h, 0, at)
+        self._v = None if self._v is None else _take(self._v, 1, groups)
+        self._lse = None if self._lse is None else _take(self._lse, 1, at)
+
+    # --- primitives -----------------------------------------------------------------------------------------------
+
+    def tile(self, rows: slice, cols: slice) -> Tensor:
+        scores = self._scores(rows, cols)
+        lse = self._lse_of(rows, scores if self._is_whole(rows, cols) else None)
+        weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
+        return weights.reshape(*self._lead, *weights.shape[-2:])
+
+    @property
+    def lse(self) -> Tensor:
+        """ln Σ_s exp(score), natural log, (…, T); -inf for a query that may attend to nothing. Computed once."""
+        T = self._q.shape[2]
+        return self._lse_of(slice(0, T), None).reshape(*self._lead, T)
+
+    def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
+        t, s = self._pairs(t, s)
+        rows, cols = t.reshape(-1), s.reshape(-1)
+        heads, groups = self._q.shape[1], self._k.shape[1]
+        q = self._q[:, :, rows].to(self.dtype).unflatten(1, (groups, heads // groups))  # (B, G, H/G, N, D)
+        k = self._k[:, :, cols].to(self.dtype)[:, :, None]
+        dots = (q * k).sum(-1).flatten(1, 2)[:, :, :, None]  # (B, H, N, 1): each pair is a block of its own
+        scores = self._between(dots, self._t[rows][None, None, :, None], cols[None, None, :, None])[..., 0]
+        lse = self.lse.reshape(*self._q.shape[:2], -1)[:, :, rows]
+        return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)).reshape(*self._lead, *t.shape)
+
+    # --- scores ---------------------------------------------------------------------------------------------------
+
+    def _scores(self, rows: slice, cols: slice) -> Tensor:
+        """Scores of a block, (B, H, t, s), masked pairs -inf."""
+        q, k = self._q[:, :, rows].to(self.dtype), self._k[:, :, cols].to(self.dtype)
+        dots = grouped_matmul(q, k.mT)
+        at_q, at_k = self._t[rows][None, None, :, None], torch.arange(cols.start, cols.stop, device=q.device)
+        return self._between(dots, at_q, at_k[None, None, None, :], self.block(rows, cols))
+
+    def _between(self, dots: Tensor, t: Tensor, s: Tensor, coverage: Coverage = Coverage.MIXED) -> Tensor:
+        """Scale, soft-cap, bias, mask: what stands between q·k and the softmax."""
+        self._check_unchanged()
+        scores = softcap(dots * self.scale, self.softcap)
+        b, h = self._b[:, None, None, None], self._h[None, :, None, None]
+        if self.bias is not None:
+            bias = self.bias.values(b, h, t, s, *self._bound)
+            scores = (scores + bias).masked_fill(bias == -math.inf, -math.inf)
+        if self.mask is not None and coverage is not Coverage.FULL:
+            scores = scores.masked_fill(~self.mask.allows(b, h, t, s, *self._bound), -math.inf)
+        return scores
+
+    # --- log-sum-exp --------------------------------------------------------------------------------------------------
+
+    def _lse_of(self, rows: slice, scores: Tensor | None) -> Tensor:
+        """lse of some rows (B, H, t): kept ones as they are, else from these scores or from one pass over their keys."""
+        if self._needs_graph():
+            return self._logsumexp(rows, scores)
+        if self._lse is None:
+            self._lse = self._like().new_full(self._q.shape[:3], torch.nan)
+        kept = self._lse[:, :, rows]
+        if bool(kept.isnan().any()):
+            self._lse[:, :, rows] = kept = self._logsumexp(rows, scores)
+        return kept
+
+    def _logsumexp(self, rows: slice, scores: Tensor | None) -> Tensor:
+        if scores is not None:
+            return self._merge([torch.logsumexp(scores, -1)], rows)
+        parts = [
+            self._merge([torch.logsumexp(self._scores(part, cols), -1) for cols in keys], part)
+            for part, keys in tiles.row_blocks(self, rows)
+        ]
+        return torch.cat(parts, -1) if parts else self._nothing(rows)
+
+    def _merge(self, parts: list[Tensor], rows: slice) -> Tensor:
+        """The log-sum-exp of log-sum-exps, learned sinks included; -inf where there is nothing to add up."""
+        if self.sinks is not None:
+            parts.append(self.sinks[self._h].to(self.dtype)[None, :, None].expand(self._nothing(rows).shape))
+        if not parts:
+            return self._nothing(rows)
+        return parts[0] if len(parts) == 1 else torch.logsumexp(torch.stack(parts), 0)
+
+    def _nothing(self, rows: slice) -> Tensor:
+        return self._like().new_full((*self._q.shape[:2], rows.stop - rows.start), -math.inf)
+
+    def _is_whole(self, rows: slice, cols: slice) -> bool:
+        """Whether these columns hold every key that these rows may see."""
+        before, after = slice(0, cols.start), slice(cols.stop, self._k.shape[2])
+        return self.block(rows, before) is Coverage.EMPTY and self.block(rows, after) is Coverage.EMPTY
+
+    def _needs_graph(self) -> bool:
+        return torch.is_grad_enabled() and (self._q.requires_grad or self._k.requires_grad)
+
+    def _check_unchanged(self) -> None:
+        if any(_version(t) != version for t, version in self._made_from):
+            raise RecordingError(
+                f"{self!r}: its q or k was overwritten in place after the map was made, so its weights are lost."
+                " Read the map before that, or clone q and k."
+            )
+
+
+def _four(tensor: Tensor) -> Tensor:
+    """(T, D) and (B, T, D) as (1, 1, T, D) and (B, 1, T, D): one head."""
+    if tensor.ndim == 4:
+        return tensor
+    return tensor[None, None] if tensor.ndim == 2 else tensor[:, None]
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written to; inference tensors do not count, and cannot be watched."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _take(tensor: Tensor, dim: int, at: int | Tensor) -> Tensor:
+    """One index (the dimension stays, with size 1) or several; a run of consecutive ones is a view."""
+    if isinstance(at, int):
+        return tensor.narrow(dim, at, 1)
+    n = at.numel()
+    if n and bool((at == torch.arange(n, device=at.device) + at[0]).all()):
+        return tensor.narrow(dim, int(at[0]), n)
+    return tensor.index_select(dim, at)
+
+
+def _groups(heads: int | Tensor, per_group: int) -> int | Tensor:
+    """The key heads that these query heads read: each once if they still share evenly, else one a query head."""
+    if isinstance(heads, int):
+        return heads // per_group
+    groups, counts = torch.unique_consecutive(heads // per_group, return_counts=True)
+    return groups if counts.unique().numel() <= 1 else heads // per_group

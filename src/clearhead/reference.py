@@ -1,0 +1,127 @@
+"""The textbook: attention as dense formulas, slow and plain, in any float type.
+
+This is the oracle that every fast path is held to (in float64), so it shares no code with them: T×S tensors, one line
+a formula, no tiles, no rules, no caching. Axes (B, H, T, D) as in notation.md; mask True = may attend.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# --- masks as dense tensors, (T, S) bool --------------------------------------------------------------------------
+
+
+def causal(T: int, S: int) -> Tensor:
+    """s <= t + S - T."""
+    return torch.tensor([[s <= t + S - T for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(T, S)
+
+
+def causal_upper_left(T: int, S: int) -> Tensor:
+    """s <= t."""
+    return torch.tensor([[s <= t for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(T, S)
+
+
+def sliding_window(T: int, S: int, width: int) -> Tensor:
+    """0 <= t + S - T - s < width: a window counts the query itself."""
+    return torch.tensor([[0 <= t + S - T - s < width for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(
+        T, S
+    )
+
+
+def documents(T: int, S: int, ids: list[int]) -> Tensor:
+    """Query and key in one document; query t is token t + S - T."""
+    return torch.tensor([[ids[t + S - T] == ids[s] for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(
+        T, S
+    )
+
+
+# --- attention -----------------------------------------------------------------------------------------------------
+
+
+def scores(
+    q: Tensor,  # (…, H, T, D)
+    k: Tensor,  # (…, G, S, D)
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # (…, H, T, S)
+    """softcap(scale · q_t·k_s) + bias, before the mask. Vaswani et al. 2017, equation 1."""
+    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+    s = torch.einsum("...td,...sd->...ts", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    return s if bias is None else s + bias
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,  # (H,)
+) -> Tensor:  # (…, H, T, S)
+    """softmax over the visible keys; a row without any is 0."""
+    s = scores(q, k, scale=scale, softcap=softcap, bias=bias)
+    if mask is not None:
+        s = torch.where(mask, s, -math.inf)
+    m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -math.inf)
+    m = torch.where(torch.isneginf(m), 0.0, m)
+    e = torch.exp(s - m)
+    total = e.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks.to(s.dtype)[:, None, None] - m)
+    return torch.where(total > 0, e / total.clamp(min=torch.finfo(e.dtype).tiny), 0.0)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """softmax(Q Kᵀ / √d_k) V."""
+    a = weights(q, k, mask=mask, scale=scale)
+    if q.ndim > 2 and q.shape[-3] != v.shape[-3]:
+        v = v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
+    return torch.einsum("...ts,...sd->...td", a, v)
+
+
+# --- what is said about weights A (…, T, S) --------------------------------------------------------------------------
+
+
+def entropy(a: Tensor) -> Tensor:
+    """-Σ A ln A in nats, 0 ln 0 = 0."""
+    return -torch.where(a > 0, a * torch.log(torch.where(a > 0, a, 1.0)), 0.0).sum(-1)
+
+
+def distance(a: Tensor) -> Tensor:
+    """Σ_s A |t + S - T - s|."""
+    T, S = a.shape[-2:]
+    apart = torch.tensor([[abs(t + S - T - s) for s in range(S)] for t in range(T)], dtype=a.dtype).reshape(T, S)
+    return (a * apart).sum(-1)
+
+
+def received(a: Tensor) -> Tensor:
+    """Σ_t A."""
+    return a.sum(-2)
+
+
+def pool(a: Tensor, size: tuple[int, int], *, maximum: bool) -> Tensor:
+    """The picture whose pixel (i, j) collects the weights with ⌊t·R/T⌋ = i and ⌊s·C/S⌋ = j."""
+    (T, S), (R, C) = a.shape[-2:], size
+    picture = a.new_zeros(*a.shape[:-2], R, C)
+    for t in range(T):
+        for s in range(S):
+            i, j = t * R // T, s * C // S
+            here = picture[..., i, j]
+            picture[..., i, j] = torch.maximum(here, a[..., t, s]) if maximum else here + a[..., t, s]
+    return picture
+
+
+def alibi(slopes: Tensor, T: int, S: int) -> Tensor:
+    """slope_h · (s - t - (S - T)), (H, T, S). Press, Smith, Lewis 2022."""
+    back = torch.tensor([[s - t - (S - T) for s in range(S)] for t in range(T)], dtype=slopes.dtype).reshape(T, S)
+    return slopes[:, None, None] * back

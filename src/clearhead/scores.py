@@ -1,0 +1,159 @@
+"""What stands between q·k and the softmax: scale, soft-cap, and biases (additive, ALiBi, T5), each as a rule.
+
+    score(t, s) = softcap(scale · q_t·k_s) + bias(t, s),    masked pairs -inf,    softcap(x) = c · tanh(x / c)
+
+Positions are aligned lower-right: with T queries and S keys, query t stands at position t + S - T, so that a
+bias under a KV cache belongs to the last T rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import check_broadcast, describe
+from clearhead.errors import DTypeError, ShapeError
+
+__all__ = ["Bias", "alibi", "alibi_slopes", "as_bias", "dense_bias", "softcap", "t5_bias", "t5_buckets"]
+
+
+class Bias:
+    """A number added to each score; -inf hides the pair. Subclasses say `values`."""
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        """The bias of each (batch, head, query, key), of the indices' broadcast shape."""
+        raise NotImplementedError(f"{type(self).__name__} must define values(b, h, q, k, T, S)")
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        """Raise ShapeError where the bias does not fit an attention of this size."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBias(Bias):
+    """A bias that somebody already has as a tensor."""
+
+    bias: Tensor  # (B or 1, H or 1, T or 1, S or 1)
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        bias = self.bias.to(k.device)
+        at = [i if size > 1 else torch.zeros_like(i[..., :1]) for i, size in zip((b, h, q, k), bias.shape, strict=True)]
+        values = bias[at[0], at[1], at[2], at[3]]
+        # Libraries write "hidden" as the dtype's lowest number, and two of those add up to -inf: both mean -inf here.
+        return values.masked_fill(values <= torch.finfo(bias.dtype).min / 2, -math.inf)
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        check_broadcast("a bias tensor", self.bias, (B, H, T, S))
+
+    def __repr__(self) -> str:
+        return f"dense_bias({tuple(self.bias.shape)})"
+
+
+def dense_bias(bias: Tensor) -> Bias:
+    """A float tensor (T, S) or (1 or B, 1 or H, T, S) that is added to the scores.
+
+    Values at or below half the dtype's lowest number, and -inf, hide the pair: its weight is exactly 0.
+    """
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        raise DTypeError(f"dense_bias(bias): expected a float tensor, got {describe(bias)}.")
+    if bias.ndim not in (2, 4):
+        raise ShapeError(
+            f"dense_bias(bias): expected (T, S) or (B, H, T, S), got {tuple(bias.shape)}."
+            " Write (B, 1, T, S) for one per batch entry, (1, H, T, S) for one per head."
+        )
+    return DenseBias(bias.expand((1,) * (4 - bias.ndim) + tuple(bias.shape)))
+
+
+def as_bias(bias: Bias | Tensor) -> Bias:
+    """A bias rule as it is, a tensor as `dense_bias(tensor)`."""
+    return bias if isinstance(bias, Bias) else dense_bias(bias)
+
+
+@dataclass(frozen=True, eq=False)
+class ALiBi(Bias):
+    """slope_h · (s - position(t))."""
+
+    slopes: Tensor  # (H,)
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return self.slopes.to(k.device)[h] * (k - (q + S - T))
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        if self.slopes.shape != (H,):
+            raise ShapeError(f"alibi(slopes): expected one slope per head, ({H},), got {tuple(self.slopes.shape)}.")
+
+    def __repr__(self) -> str:
+        return f"alibi({self.slopes.numel()} heads)"
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """The slopes of ALiBi: 2^(-8k/n), k = 1…n; for n not a power of two, the lower power's, then every other one of
+    twice that. Shape (heads,), float32. Source: Press, Smith, Lewis 2022, section 3.
+
+    >>> alibi_slopes(4).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    more = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1)][::2]
+    return torch.tensor((slopes + more)[:heads])
+
+
+def alibi(slopes: Tensor | int) -> Bias:
+    """Attention with linear biases: slope_h · (s - position(t)), not scaled. An int takes `alibi_slopes(heads)`."""
+    return ALiBi(alibi_slopes(slopes) if isinstance(slopes, int) else slopes)
+
+
+def t5_buckets(distance: Tensor, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Tensor:
+    """T5's bucket of each signed distance s - position(t): half of the buckets for each sign where `bidirectional`;
+    of those, the first half exact, the rest logarithmic up to `max_distance`.
+    Source: Raffel et al. 2020, section 2.1.
+
+    >>> t5_buckets(torch.tensor([-200, -3, 0, 3, 200])).tolist()
+    [15, 3, 0, 19, 31]
+    """
+    offset = torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = (distance > 0).long() * buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)
+    exact = buckets // 2
+    ratio = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
+    far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return offset + torch.where(distance < exact, distance, far)
+
+
+@dataclass(frozen=True, eq=False)
+class T5Bias(Bias):
+    """table[bucket(s - position(t)), h]."""
+
+    table: Tensor  # (buckets, H)
+    max_distance: int
+    bidirectional: bool
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        bucket = t5_buckets(
+            k - (q + S - T),
+            buckets=self.table.shape[0],
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        return self.table.to(k.device)[bucket, h]
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        if self.table.ndim != 2 or self.table.shape[1] != H:
+            raise ShapeError(f"t5_bias(table): expected (buckets, {H}), got {tuple(self.table.shape)}.")
+
+
+def t5_bias(table: Tensor, *, max_distance: int = 128, bidirectional: bool = True) -> Bias:
+    """T5's relative position bias from its learned table (buckets, H); T5 also uses scale = 1."""
+    return T5Bias(table, max_distance, bidirectional)
+
+
+def softcap(scores: Tensor, cap: float | None) -> Tensor:
+    """c · tanh(score / c), before the mask; None leaves the scores alone. Source: Gemma 2, 2024, section 2."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
