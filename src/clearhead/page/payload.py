@@ -1,0 +1,366 @@
+"""What the page needs, encoded within a budget of bytes (the format is version `FORMAT`).
+
+Always: the text, scores and thumbnail of every head, and every head's strong weights in 8 bits; the threshold
+rises until that fits. Then q, k, v and lse in float32 of as many heads as the rest of the budget takes, the
+strongest of each role first: for those the page computes the exact weights, α = exp(scale q·k - lse).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead.errors import ShapeError
+from clearhead.page.encode import blob, float_planes, json_element, key_width, pack_rows
+from clearhead.page.shell import DATA, shell
+from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, floor_of, level_of
+
+__all__ = ["FORMAT", "LayerData", "Payload", "Strong", "build", "default_budget", "thumbnails"]
+
+FORMAT = 1
+_OPENING = ("induction", "previous", "duplicate", "local", "self", "broad", "sink", "other")
+_SLACK = 2_000  # bytes for the last digits of what is only known at the end: notes, threshold
+
+
+class HeadLike(Protocol):
+    """A head, its role and its scores, as `View.heads()` lists them."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def scores(self) -> Mapping[str, float]: ...
+    @property
+    def baselines(self) -> Mapping[str, float]: ...
+    @property
+    def entropy(self) -> float: ...  # nats
+    @property
+    def distance(self) -> float: ...  # tokens
+
+
+@dataclass(frozen=True)
+class LayerData:
+    """What the page needs of one layer, batch 0.
+
+    layer: its number. thumbs: (H, P, P) uint8, see `thumbnails`. strong: `Strong().result()`.
+    sinks: positions that collect idle attention.
+    q (H, T, D), k (G, S, D), v (G, S, Dv), lse (H, T), scale: give them only where each weight is exactly
+    exp(scale q·k - lse) over a plain causal or full mask; the page then shows the exact weight.
+    """
+
+    layer: int
+    thumbs: NDArray[np.uint8]
+    strong: StrongWeights
+    sinks: Sequence[int] = ()
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    lse: Any = None
+    scale: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the page may compute this layer's weights itself."""
+        return all(x is not None for x in (self.q, self.k, self.v, self.lse, self.scale))
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The page's data, encoded. `nbytes` is the size of the file that `render` will give.
+
+    threshold: no weight below it is in the file. mass_held: the share of all attention that is.
+    exact: the (layer, head) whose q, k, v are in the file. notes: what the page says about all this.
+    """
+
+    elements: tuple[str, ...]
+    nbytes: int
+    budget: int
+    threshold: float
+    mass_held: float
+    exact: tuple[tuple[int, int], ...]
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Payload({_size(self.nbytes)} of {_size(self.budget)}, {len(self.exact)} heads exact)"
+
+
+def thumbnails(mass: Any) -> NDArray[np.uint8]:
+    """round(255 √m) of pooled maps (H, P, P): m is the sum over a cell's keys, averaged over its queries."""
+    return np.rint(255 * np.sqrt(np.clip(_array(mass), 0, 1))).astype(np.uint8)
+
+
+def default_budget(n: int) -> int:
+    """Bytes: 2, 10 or 25 MB for up to 128, up to 512, or more tokens."""
+    return 2_000_000 if n <= 128 else 10_000_000 if n <= 512 else 25_000_000
+
+
+def build(
+    layers: Sequence[LayerData],
+    tokens: Sequence[str],
+    heads: Sequence[HeadLike],
+    *,
+    name: str,
+    causal: bool,
+    kv_heads: int,
+    nbytes: int,
+    dense_nbytes: int,
+    budget: int | None = None,
+) -> Payload:
+    """Encode the page's data so that the file is at most `budget` bytes.
+
+    Args:
+        layers: one `LayerData` a layer, all with thumbnails of one size.
+        tokens: the text in pieces; one query and one key each.
+        heads: every head of these layers.
+        name: the model's name. causal: whether a token sees only itself and earlier ones.
+        kv_heads: G, the number of key/value heads. nbytes, dense_nbytes: what the maps hold, and what the
+            dense float32 matrices would.
+        budget: bytes; default 2, 10 or 25 MB for up to 128, up to 512, or more tokens.
+    Raises: ShapeError where sizes disagree; ValueError where the budget cannot hold even text and thumbnails.
+    Cost: gzip of what is kept, about 0.2 s a megabyte of file.
+    """
+    n = len(tokens)
+    _check(layers, n, heads)
+    limit = default_budget(n) if budget is None else budget
+    facts = _facts(layers, tokens, heads, name, causal, kv_heads, nbytes, dense_nbytes)
+    thumbs = blob("thumbs", np.concatenate([layer.thumbs.reshape(-1) for layer in layers]).tobytes())
+    fixed = _nbytes(shell()) - len(DATA) + len(json_element("facts-data", facts)) + len(thumbs) + _SLACK
+    if fixed >= limit:
+        raise ValueError(
+            f"build(budget={limit}): the page, its text and its thumbnails alone take {_size(fixed)}; "
+            f"give a larger budget, fewer layers or a shorter text"
+        )
+    level, weights = _fit_level(layers, n, limit - fixed)
+    exact, vectors = _fill(layers, heads, limit - fixed - sum(map(len, weights)))
+    threshold = max(layer.strong.threshold for layer in layers)
+    threshold = threshold if level <= level_of(threshold) else floor_of(level)
+    held = _mass_held(layers, n, level)
+    notes = _notes(threshold, held, limit, len(exact), len(heads), level > level_of(THRESHOLD))
+    facts |= {"threshold": threshold, "massHeld": held, "notes": notes, "blobs": 1 + len(weights) + len(vectors)}
+    elements = (json_element("facts-data", facts), thumbs, *weights, *vectors, '<meta name="end">\n')
+    total = _nbytes(shell()) - len(DATA) + sum(map(len, elements))
+    return Payload(elements, total, limit, threshold, held, tuple(exact), tuple(notes))
+
+
+def _check(layers: Sequence[LayerData], n: int, heads: Sequence[HeadLike]) -> None:
+    if not layers or not n:
+        raise ShapeError(f"build({len(layers)} layers, {n} tokens): a page needs at least one of each")
+    sizes = {layer.thumbs.shape[1:] for layer in layers}
+    if len(sizes) > 1:
+        raise ShapeError(f"build(layers): thumbnails of one size expected, arrived {sorted(sizes)}")
+    for layer in layers:
+        rows = layer.strong.counts.shape[1]
+        if rows > n or (len(layer.strong.keys) and int(layer.strong.keys.max()) >= n):
+            raise ShapeError(f"build(layers, tokens): layer {layer.layer} has {rows} queries or keys beyond the {n} tokens")
+    there = {(layer.layer, h) for layer in layers for h in range(len(layer.thumbs))}
+    given = {(head.layer, head.head) for head in heads}
+    if there != given:
+        raise ShapeError(
+            f"build(layers, heads): {len(there)} heads in the layers, {len(given)} with scores; "
+            f"they differ in {sorted(there ^ given)[:4]}"
+        )
+
+
+def _facts(
+    layers: Sequence[LayerData],
+    tokens: Sequence[str],
+    heads: Sequence[HeadLike],
+    name: str,
+    causal: bool,
+    kv_heads: int,
+    nbytes: int,
+    dense_nbytes: int,
+) -> dict[str, Any]:
+    """What the page knows at once, before any blob is decoded."""
+    scores = list(dict.fromkeys(score for head in heads for score in head.scores))
+    return {
+        "format": FORMAT,
+        "name": name,
+        "tokens": list(tokens),
+        "causal": causal,
+        "kvHeads": kv_heads,
+        "nbytes": nbytes,
+        "denseNbytes": dense_nbytes,
+        "keyWidth": key_width(len(tokens)),
+        "thumb": list(layers[0].thumbs.shape[1:]),
+        "layers": [_layer_facts(layer) for layer in layers],
+        "scores": scores,
+        "heads": [_head_facts(head, scores) for head in heads],
+        "opening": list(_opening(heads)),
+    }
+
+
+def _layer_facts(layer: LayerData) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "layer": layer.layer,
+        "heads": len(layer.thumbs),
+        "sinks": [int(s) for s in layer.sinks],
+    }
+    if layer.exact and layer.scale is not None:
+        facts |= {"scale": float(layer.scale), "d": layer.q.shape[-1], "groups": layer.k.shape[-3]}
+    return facts
+
+
+def _head_facts(head: HeadLike, scores: Sequence[str]) -> list[Any]:
+    """[layer, head, role, scores, baselines, entropy, distance]; None where a score does not apply."""
+    return [
+        head.layer,
+        head.head,
+        head.role,
+        [_number(head.scores.get(score)) for score in scores],
+        [_number(head.baselines.get(score)) for score in scores],
+        _number(head.entropy),
+        _number(head.distance),
+    ]
+
+
+def _number(x: float | None) -> float | None:
+    return None if x is None or not math.isfinite(x) else float(f"{float(x):.4g}")
+
+
+def _strength(head: HeadLike) -> float:
+    """The score of the head's own role; a head without one counts by its largest score."""
+    own = head.scores.get(head.role)
+    values = [own] if own is not None else list(head.scores.values())
+    return max((x for x in values if x is not None and math.isfinite(x)), default=0.0)
+
+
+def _by_role(heads: Sequence[HeadLike]) -> dict[str, list[HeadLike]]:
+    """The heads of each role, strongest first; roles in the order in which they are worth a look."""
+    roles = [*_OPENING, *sorted({head.role for head in heads} - set(_OPENING))]
+    return {role: sorted((h for h in heads if h.role == role), key=_strength, reverse=True) for role in roles}
+
+
+def _opening(heads: Sequence[HeadLike]) -> tuple[int, int]:
+    """The head with which the page opens."""
+    first = next(group[0] for group in _by_role(heads).values() if group)
+    return first.layer, first.head
+
+
+def _strongest_first(heads: Sequence[HeadLike]) -> Iterator[HeadLike]:
+    """The strongest head of each role, then the second of each, and so on."""
+    groups = list(_by_role(heads).values())
+    for rank in range(max(map(len, groups))):
+        yield from (group[rank] for group in groups if rank < len(group))
+
+
+def _head_blob(layer: LayerData, h: int, n: int, level: int) -> str:
+    counts = np.zeros(n, np.int64)
+    keys: NDArray[Any] = np.zeros(0, np.int64)
+    values = np.zeros(0, np.uint8)
+    if h < len(layer.strong.counts):
+        own, keys, values = layer.strong.head(h)
+        keep = values >= level
+        row = np.repeat(np.arange(len(own)), own)[keep]
+        counts, keys, values = np.bincount(row, minlength=n), keys[keep], values[keep]
+    return blob(f"w.{layer.layer}.{h}", pack_rows(counts, keys, values, n))
+
+
+def _fit_level(layers: Sequence[LayerData], n: int, room: int) -> tuple[int, list[str]]:
+    """The lowest level whose blobs fit into `room` bytes, and the blobs.
+
+    Bytes for one weight are estimated from a few heads; the histogram of bytes then says at which level
+    the whole will fit. Two or three rounds settle it.
+    """
+    places = [(layer, h) for layer in layers for h in range(len(layer.thumbs))]
+    tally = sum(np.bincount(layer.strong.values, minlength=257) for layer in layers)
+    at_least = np.cumsum(np.asarray(tally)[::-1])[::-1]
+    level = max(layer.strong.level for layer in layers)
+    sample = places[:: max(1, len(places) // 12)]
+    size = sum(len(_head_blob(layer, h, n, level)) for layer, h in sample) * len(places) / len(sample)
+    while True:
+        if size > room * 1.03:  # surely too large: do not compress it all to find out
+            aim = at_least[level] * 0.985 * room / size
+            level = min(256, max(level + 1, int(np.searchsorted(-at_least, -aim))))
+        blobs = [_head_blob(layer, h, n, level) for layer, h in places]
+        size = sum(map(len, blobs))
+        if size <= room or level == 256:
+            return level, blobs
+        level += 1
+        size = size * at_least[min(level, 256)] / max(1, at_least[level - 1])
+
+
+def _fill(layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int) -> tuple[list[tuple[int, int]], list[str]]:
+    """Blobs of q and lse (a head) and k and v (a group, once) of as many heads as fit, strongest first."""
+    by_number = {layer.layer: layer for layer in layers if layer.exact}
+    chosen: list[tuple[int, int]] = []
+    blobs: dict[str, str] = {}
+    for head in _strongest_first(heads):
+        layer = by_number.get(head.layer)
+        if layer is None:
+            continue
+        if room < _least_bytes(layer):  # not even a shared key/value head would make it fit
+            break
+        new = _vector_blobs(layer, head.head, blobs)
+        size = sum(map(len, new.values()))
+        if size <= room:
+            room -= size
+            blobs |= new
+            chosen.append((head.layer, head.head))
+    return chosen, list(blobs.values())
+
+
+def _least_bytes(layer: LayerData) -> int:
+    """A head's q in float32 shrinks by less than a third in gzip, and base64 adds that third again."""
+    return int(layer.q.shape[-2] * layer.q.shape[-1] * 4 * 0.9)
+
+
+def _vector_blobs(layer: LayerData, h: int, have: Mapping[str, str]) -> dict[str, str]:
+    group = h // (layer.q.shape[-3] // layer.k.shape[-3])
+    query, shared = f"q.{layer.layer}.{h}", f"kv.{layer.layer}.{group}"
+    blobs = {query: blob(query, float_planes(_array(layer.q[h]), _array(layer.lse[h])))}
+    if shared not in have:
+        blobs[shared] = blob(shared, float_planes(_array(layer.k[group]), _array(layer.v[group])))
+    return blobs
+
+
+def _mass_held(layers: Sequence[LayerData], n: int, level: int) -> float:
+    """The share of all attention that the kept weights hold; a row that attends to nothing has none."""
+    squares = (np.arange(257) / 255.0) ** 2
+    squares[:level] = 0
+    held = sum(float(np.bincount(layer.strong.values, minlength=257) @ squares) for layer in layers)
+    return min(1.0, held / max(1, sum(_live_rows(layer, n) for layer in layers)))
+
+
+def _live_rows(layer: LayerData, n: int) -> int:
+    return len(layer.thumbs) * n if layer.lse is None else int(np.isfinite(_array(layer.lse)).sum())
+
+
+def _notes(threshold: float, held: float, budget: int, exact: int, heads: int, raised: bool) -> list[str]:
+    """What the page says about what it shows."""
+    left_out = f"Weights under {_percent(threshold)} are left out"
+    if raised:
+        left_out += f" to keep the file within {_size(budget)}"
+    notes = [f"{left_out}; the others hold {_percent(held)} of the attention."]
+    if exact == heads:
+        notes.append("Every weight shown is exact, computed from q and k in float32.")
+    else:
+        some = f"{exact} of {heads} heads are exact (q, k, v in float32); the others" if exact else "All heads"
+        notes.append(f"{some} are 8-bit weights, largest error 0.004.")
+    return notes
+
+
+def _percent(x: float) -> str:
+    """Never "100%" for less than all."""
+    return "100%" if x >= 1 else f"{min(100 * x, 99.9):.2g}%" if x < 0.1 else f"{min(100 * x, 99.9):.3g}%"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.3g} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.3g} kB"
+
+
+def _nbytes(text: str) -> int:
+    return len(text.encode("utf-8"))
+
+
+def _array(x: Any) -> NDArray[np.float32]:
+    """A float32 array of a tensor on any device, or of an array."""
+    return np.asarray(x.detach().float().cpu().numpy() if hasattr(x, "detach") else x, np.float32)

@@ -1,0 +1,56 @@
+"""The page without its data: the static files joined into one document."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+
+__all__ = ["DATA", "MODULES", "shell", "static"]
+
+DATA = "<!-- data -->"  # where the data elements go
+
+# Every module, each after those that it imports: in this order they are joined.
+MODULES = (
+    "util.js",
+    "roles.js",
+    "colour.js",
+    "data.js",
+    "state.js",
+    "actions.js",
+    "layout.js",
+    "header.js",
+    "atlas.js",
+    "chips.js",
+    "text.js",
+    "columns.js",
+    "tables.js",
+    "matrix.js",
+    "help.js",
+    "keys.js",
+    "main.js",
+)
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?function|const|let|class)", re.MULTILINE)
+
+
+def static(name: str) -> str:
+    """The text of one static file."""
+    return (resources.files("clearhead.page") / "static" / name).read_text("utf-8")
+
+
+@cache
+def shell() -> str:
+    """The whole page as one document, with `DATA` where the data elements go."""
+    script = "".join(_EXPORT.sub("", _IMPORT.sub("", static(name))) for name in MODULES)
+    page = static("index.html")
+    page = page.replace("<!-- policy -->", f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
+    page = page.replace('<link rel="stylesheet" href="style.css">', f"<style>\n{static('style.css')}</style>")
+    return page.replace(
+        '<script type="module" src="main.js"></script>', f'<script type="module">\n{script}</script>'
+    )

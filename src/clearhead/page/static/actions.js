@@ -1,0 +1,118 @@
+// What a person can do, whatever the pane it is done in.
+import { clamp, percent, shown } from "./util.js";
+import { along, emit, faded, keyOf, queryOf, say, sinksOf, view, writeHash } from "./state.js";
+
+const named = (i) => `${i} ${shown(view.trace.tokens[i])}`;
+const weightNow = () => percent(view.weights.at(queryOf(), keyOf()), view.weights.exact);
+
+function strongest(weights) {
+  let best = view.token, most = -1;
+  weights.forEach((w, i) => {
+    if (w > most && !(view.direction === "from" && faded(i))) [best, most] = [i, w];
+  });
+  return best;
+}
+
+function changed() {
+  view.hover = null;
+  writeHash();
+  emit("pair");
+}
+
+// A query worth opening with: the strongest weight that is neither a sink's nor the token's own, in the later text.
+export function openingQuery() {
+  const sinks = new Set(sinksOf(view.head));
+  let best = view.trace.n - 1, most = 0;
+  view.weights.each((i, j, w) => {
+    if (i !== j && !sinks.has(j) && i >= view.trace.n / 2 && w > most) [best, most] = [i, w];
+  });
+  return best;
+}
+
+export async function selectHead(head, at = {}) {
+  const weights = await view.trace.weights(head);
+  Object.assign(view, { head, weights });
+  if (at.first) view.token = view.direction === "from" ? (at.query ?? openingQuery()) : (at.key ?? 0);
+  const given = view.direction === "from" ? at.key : at.query;
+  view.other = given ?? strongest(along(view.token));
+  emit("head");
+  changed();
+  if (!at.first) say(`layer ${head.layer} head ${head.head}, ${head.role}`);
+}
+
+export function selectToken(i) {
+  view.token = clamp(i, 0, view.trace.n - 1);
+  view.pinned = true;
+  view.other = strongest(along(view.token));
+  changed();
+  say(`${view.direction === "from" ? "query" : "key"} ${named(view.token)}. Strongest ${named(view.other)}, ${weightNow()}`);
+}
+
+export function selectOther(i) {
+  const other = clamp(i, 0, view.trace.n - 1);
+  const [query, key] = view.direction === "from" ? [view.token, other] : [other, view.token];
+  if (!view.weights.sees(query, key)) return;
+  view.other = other;
+  changed();
+  say(`query ${named(query)}, key ${named(key)}, ${weightNow()}`);
+}
+
+export function selectPair(query, key) {
+  if (!view.weights.sees(query, key)) return;
+  [view.token, view.other] = view.direction === "from" ? [query, key] : [key, query];
+  view.pinned = true;
+  changed();
+  say(`query ${named(query)}, key ${named(key)}, ${weightNow()}`);
+}
+
+export function unpin() {
+  view.pinned = !view.pinned;
+  emit("hover");
+  say(view.pinned ? `query ${named(view.token)} is pinned` : "the query follows the pointer");
+}
+
+export function hoverToken(i) {
+  view.hover = i;
+  emit("hover");
+}
+
+// The next or previous head with the same role, in the order of layers.
+export function sameRole(step) {
+  const { heads } = view.trace;
+  let at = heads.indexOf(view.head);
+  do at = (at + step + heads.length) % heads.length;
+  while (heads[at].role !== view.head.role);
+  return selectHead(heads[at]);
+}
+
+export function setDirection(direction) {
+  if (direction === view.direction) return;
+  view.direction = direction;
+  view.other = strongest(along(view.token));
+  changed();
+}
+
+export function setMode(mode) {
+  view.mode = mode;
+  writeHash();
+  emit("layout");
+}
+
+export function setLook(changes) {
+  Object.assign(view, changes);
+  if ("fade" in changes && view.direction === "from") view.other = strongest(along(view.token));
+  writeHash();
+  emit("look");
+}
+
+export function filterRole(role, add) {
+  const only = view.filter.size === 1 && view.filter.has(role);
+  if (add) view.filter.has(role) ? view.filter.delete(role) : view.filter.add(role);
+  else view.filter = new Set(only ? [] : [role]);
+  emit("filter");
+}
+
+export function clearFilter() {
+  view.filter = new Set();
+  emit("filter");
+}

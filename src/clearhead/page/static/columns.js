@@ -1,0 +1,93 @@
+// Tokens as two columns, queries left and keys right, joined by lines.
+import { $, clamp, el, shown, sized } from "./util.js";
+import { colour, ink, rgb, theme, tint } from "./colour.js";
+import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
+import { hoverToken, selectOther, selectToken } from "./actions.js";
+
+const LINE = 15, MOST = 600, EDGE = 154;
+
+function buildColumns() {
+  const box = $("#columns-in"), { tokens, n } = view.trace;
+  if (n > MOST) return box.replaceChildren(el("p", { class: "mute" }, `Two columns are drawn for at most ${MOST} tokens. Use Text or the matrix.`));
+  box.style.height = n * LINE + 8 + "px";
+  box.replaceChildren(el("canvas", { "aria-hidden": "true" }));
+  tokens.forEach((token, i) => {
+    for (const side of ["query", "key"]) box.append(el("div", { class: "side " + side, "data-i": i, style: `top:${i * LINE}px` }, shown(token)));
+  });
+}
+
+function drawPairs(context, width, leading) {
+  const line = (i, j, weight, strong) => {
+    context.globalAlpha = strong ? clamp(0.15 + Math.sqrt(weight), 0, 1) : 0.3 * Math.sqrt(weight);
+    context.lineWidth = strong ? 0.8 + 3 * weight : 0.8;
+    context.beginPath();
+    context.moveTo(EDGE, i * LINE + LINE / 2);
+    context.lineTo(width - EDGE, j * LINE + LINE / 2);
+    context.stroke();
+  };
+  context.strokeStyle = rgb(theme.weights[150]);
+  view.weights.each((i, j, w) => w > 0.03 && !faded(j) && line(i, j, w, false));
+  context.strokeStyle = colour("key");
+  along(leading).forEach((w, i) => w > 0.005 && (view.direction === "from" ? line(leading, i, w, true) : line(i, leading, w, true)));
+}
+
+function paintSides(leading) {
+  const from = view.direction === "from", weights = along(leading), { causal } = view.trace;
+  for (const side of document.querySelectorAll("#columns-in .side")) {
+    const i = Number(side.dataset.i), isQuery = side.classList.contains("query"), looked = from !== isQuery;
+    side.classList.toggle("is-query", isQuery && i === (from ? leading : queryOf()));
+    side.classList.toggle("is-key", !isQuery && i === (from ? keyOf() : leading));
+    const fill = looked && weights[i] > 0.002 ? tint(view.scale, weights[i]) : null;
+    side.style.background = fill ? rgb(fill) : "";
+    side.style.color = fill ? ink(fill) : "";
+    side.classList.toggle("unseen", looked && causal && (from ? i > leading : i < leading));
+  }
+}
+
+function paintColumns() {
+  if (view.mode !== "columns" || view.trace.n > MOST) return;
+  const box = $("#columns-in"), canvas = box.querySelector("canvas"), leading = view.hover ?? view.token;
+  drawPairs(sized(canvas, box.clientWidth, view.trace.n * LINE + 8), box.clientWidth, leading);
+  paintSides(leading);
+}
+
+function show() {
+  const columns = view.mode === "columns", box = $("#columns");
+  $("#text").style.display = columns ? "none" : "";
+  box.style.display = columns ? "block" : "none";
+  if (columns && !$("#columns-in").firstChild) buildColumns();
+  if (columns && view.weights) paintColumns();
+  if (columns) box.scrollTop = clamp(view.token * LINE - box.clientHeight / 2, 0, 1e9);
+}
+
+function columnsKey(event) {
+  const step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (event.key === "Home") selectToken(0);
+  else if (event.key === "End") selectToken(view.trace.n - 1);
+  else if (!step) return;
+  else if (event.shiftKey) selectOther(view.other + step);
+  else selectToken(view.token + step);
+  event.preventDefault();
+  event.stopPropagation();
+  const box = $("#columns"), y = view.token * LINE;
+  if (y < box.scrollTop + 20 || y > box.scrollTop + box.clientHeight - 40) box.scrollTop = y - box.clientHeight / 2;
+}
+
+export function startColumns() {
+  const box = $("#columns");
+  const leads = (side) => side.classList.contains("query") === (view.direction === "from");
+  box.addEventListener("click", (event) => {
+    const side = event.target.closest(".side");
+    if (!side) return;
+    if (leads(side) && !event.shiftKey) selectToken(Number(side.dataset.i));
+    else selectOther(Number(side.dataset.i));
+  });
+  box.addEventListener("mouseover", (event) => {
+    const side = event.target.closest(".side");
+    if (side && leads(side)) hoverToken(Number(side.dataset.i));
+  });
+  box.addEventListener("mouseleave", () => hoverToken(null));
+  box.addEventListener("keydown", columnsKey);
+  on("layout", show);
+  on("pair hover look theme", paintColumns);
+}

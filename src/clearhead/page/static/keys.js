@@ -1,0 +1,85 @@
+// Keys and switches that work wherever the focus is.
+import { $ } from "./util.js";
+import { setTheme, theme } from "./colour.js";
+import { emit, on, view } from "./state.js";
+import { clearFilter, sameRole, selectToken, setDirection, setLook, setMode } from "./actions.js";
+import { focusAtlas } from "./atlas.js";
+import { focusTable } from "./tables.js";
+import { openHelp } from "./help.js";
+
+export function switchTheme(dark = !theme.dark) {
+  view.theme = dark ? "dark" : "light";
+  setTheme(dark);
+  emit("theme");
+}
+
+function enlarge() {
+  const large = document.body.classList.toggle("wide-matrix");
+  $("#enlarge").setAttribute("aria-pressed", large);
+  emit("layout");
+}
+
+function escape() {
+  if (document.body.classList.contains("wide-matrix")) enlarge();
+  else clearFilter();
+}
+
+const nextScale = { root: "log", log: "linear", linear: "root" };
+const SHORTCUTS = {
+  "?": openHelp, 1: focusAtlas, 2: () => $(view.mode === "text" ? "#text" : "#columns").focus(), 3: () => $("#canvas").focus(), 4: focusTable,
+  f: () => setDirection("from"), t: () => setDirection("to"), m: () => setMode(view.mode === "text" ? "columns" : "text"),
+  l: () => setLook({ lines: !view.lines }), s: () => setLook({ fade: !view.fade }), c: () => setLook({ scale: nextScale[view.scale] }),
+  d: () => switchTheme(), x: enlarge, "[": () => sameRole(-1), "]": () => sameRole(1), "/": () => $("#find").focus(),
+  ArrowLeft: () => selectToken(view.token - 1), ArrowRight: () => selectToken(view.token + 1), Escape: escape,
+};
+
+function shortcut(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys) return;
+  if (event.target.closest("input[type=search], dialog")) return;
+  const action = SHORTCUTS[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+}
+
+// A group of buttons of which one is on: click, or arrows while it has the focus.
+function choice(id, change) {
+  const box = $(id), buttons = [...box.children];
+  box.addEventListener("click", (event) => event.target.closest("button") && change(event.target.closest("button").dataset.v));
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = buttons[(buttons.indexOf(document.activeElement) + step + buttons.length) % buttons.length];
+    change(next.dataset.v);
+    next.focus();
+  });
+}
+
+function showChoices() {
+  for (const name of ["direction", "mode", "scale"]) {
+    for (const button of $("#" + name).children) {
+      const chosen = button.dataset.v === view[name];
+      button.setAttribute("aria-checked", chosen);
+      button.tabIndex = chosen ? 0 : -1;
+    }
+  }
+  $("#lines").checked = view.lines;
+  $("#fade").checked = view.fade;
+}
+
+export function startKeys() {
+  document.addEventListener("keydown", shortcut);
+  choice("#direction", setDirection);
+  choice("#mode", setMode);
+  choice("#scale", (scale) => setLook({ scale }));
+  $("#lines").addEventListener("change", (event) => setLook({ lines: event.target.checked }));
+  $("#fade").addEventListener("change", (event) => setLook({ fade: event.target.checked }));
+  $("#before").addEventListener("click", () => sameRole(-1));
+  $("#after").addEventListener("click", () => sameRole(1));
+  $("#theme").addEventListener("click", () => switchTheme());
+  $("#ask").addEventListener("click", openHelp);
+  $("#enlarge").addEventListener("click", enlarge);
+  on("pair look layout", showChoices);
+}

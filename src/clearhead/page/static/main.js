@@ -1,0 +1,70 @@
+// Start: read, lay out, open the first head. Panes draw themselves when something changes.
+import { $, el } from "./util.js";
+import { drawRamp, setTheme } from "./colour.js";
+import { Fault, readFacts, Trace } from "./data.js";
+import { emit, on, readHash, view } from "./state.js";
+import { selectHead } from "./actions.js";
+import { layOut } from "./layout.js";
+import { glyph, roleName, sentence } from "./roles.js";
+import { drawHeader } from "./header.js";
+import { startAtlas } from "./atlas.js";
+import { startChips } from "./chips.js";
+import { startText } from "./text.js";
+import { startColumns } from "./columns.js";
+import { startTables } from "./tables.js";
+import { startMatrix } from "./matrix.js";
+import { startKeys, switchTheme } from "./keys.js";
+
+function drawHeadline() {
+  const { head, trace } = view, role = roleName(head.role);
+  $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}`;
+  $("#badge").replaceChildren(glyph(role, 16), head.role);
+  $("#why").textContent = sentence(trace, trace.byLayer.get(head.layer), head);
+  for (const [id, sign, words] of [["#before", "‹", "Previous"], ["#after", "›", "Next"]]) {
+    const name = el("span", {}, role);
+    $(id).replaceChildren(...(sign === "‹" ? ["‹ ", name] : [name, " ›"]));
+    $(id).title = `${words} ${role} head (${sign === "‹" ? "[" : "]"})`;
+    $(id).setAttribute("aria-label", $(id).title);
+  }
+}
+
+function startPanes() {
+  startAtlas();
+  startText();
+  startChips();
+  startColumns();
+  startTables();
+  startMatrix();
+  startKeys();
+  on("head", drawHeadline);
+  on("look theme layout", () => drawRamp(view.scale));
+}
+
+function fail(fault) {
+  const known = fault instanceof Fault;
+  document.body.className = "failed";
+  $("#state").setAttribute("role", "alert");
+  $("#state").replaceChildren(el("h1", {}, known ? fault.title : "This page met an error"), el("p", {}, known ? fault.message : String(fault)));
+  if (!known) throw fault;
+}
+
+async function start() {
+  view.trace = new Trace(readFacts());
+  await view.trace.readThumbs();
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(system.matches);
+  const at = readHash();
+  view.head = at.head || view.trace.find(...view.trace.opening);
+  document.body.className = "";
+  drawHeader();
+  on("layout", layOut); // first: the panes measure themselves in it
+  startPanes();
+  await selectHead(view.head, { ...at, first: true });
+  emit("layout");
+  system.addEventListener("change", (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")));
+  let waiting = 0;
+  addEventListener("resize", () => (clearTimeout(waiting), (waiting = setTimeout(() => emit("layout"), 80))));
+  document.body.dataset.ready = "1";
+}
+
+start().catch(fail);

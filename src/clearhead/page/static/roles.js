@@ -1,0 +1,59 @@
+// The roles of heads: what each means, its sign, and the sentence about one head.
+import { el, shown, whole } from "./util.js";
+
+export const ROLES = {
+  sink: "rests on one fixed token, often the first",
+  previous: "looks one token back",
+  induction: "looks at what followed this token last time",
+  duplicate: "looks at other copies of this token",
+  self: "looks at the token itself",
+  local: "looks 2 to 8 tokens away",
+  broad: "spreads over the whole text",
+  other: "no score passes its threshold",
+};
+
+const GROUND = '<path d="M1 1V13H13Z" fill="currentColor" opacity=".16"/>';
+const SIGNS = {
+  sink: GROUND + '<path d="M2 2.6V13" stroke="currentColor" stroke-width="2.2"/>',
+  previous: GROUND + '<path d="M1 4.2L9.8 13" stroke="currentColor" stroke-width="1.9"/>',
+  induction: GROUND + '<path d="M1 8L6 13" stroke="currentColor" stroke-width="2.2"/>',
+  duplicate: GROUND + '<g fill="currentColor"><circle cx="3.2" cy="8.2" r="1.4"/><circle cx="6.6" cy="11.4" r="1.4"/><circle cx="2.8" cy="12" r="1.1"/></g>',
+  self: GROUND + '<path d="M1 1L13 13" stroke="currentColor" stroke-width="2"/>',
+  local: GROUND + '<path d="M1 3.2L10.8 13H6L1 8Z" fill="currentColor"/>',
+  broad: '<path d="M1 1V13H13Z" fill="currentColor" opacity=".8"/>',
+  other: GROUND + '<g fill="currentColor"><circle cx="5.6" cy="10" r="1.2"/><circle cx="2.8" cy="6" r="1"/><circle cx="9.4" cy="11.6" r="1"/></g>',
+};
+
+export const roleName = (role) => (role in ROLES ? role : "other");
+
+export function glyph(role, size = 14) {
+  const box = el("span", { class: "glyph", "aria-hidden": "true", style: `color:var(--${roleName(role)})` });
+  box.innerHTML = `<svg width="${size}" height="${size}" viewBox="0 0 14 14">${SIGNS[roleName(role)]}</svg>`;
+  return box;
+}
+
+function uniform(head, score) {
+  const base = head.baselines[score];
+  return base == null ? "" : ` A uniform head: ${whole(base)}.`;
+}
+
+// One sentence that says what the head does, with its score and the uniform head's.
+export function sentence(facts, layer, head) {
+  const score = (name) => whole(head.scores[name]);
+  const sinks = [...new Set(layer.sinks.map((s) => `“${shown(facts.tokens[s])}”`))].slice(0, 3).join(" and ");
+  const said = {
+    sink: `Rests: ${score("sink")} of its attention goes to ${sinks || "the first token"} whatever the query.`,
+    previous: `Looks one token back: ${score("previous")} of its attention goes to the token just before the query.`,
+    induction: `Looks at what followed the query token last time: ${score("induction")} of repeated tokens’ attention goes there.`,
+    duplicate: `Looks at ${facts.causal ? "earlier" : "other"} copies of the query token: ${score("duplicate")} of repeated tokens’ attention goes there.`,
+    self: `Looks at the query token itself: ${score("self")} of its attention stays in place.`,
+    local: `Looks at its neighbourhood: ${score("local")} of its attention goes 2 to 8 tokens ${facts.causal ? "back" : "away"}.`,
+  }[head.role];
+  if (said) return said + uniform(head, head.role);
+  if (head.role === "broad") return `Spreads out: entropy ${nats(head)}, ${score("broad")} of the most it could have.`;
+  const near = Object.entries(head.scores).filter(([name, x]) => name !== "broad" && x != null);
+  near.sort((a, b) => b[1] - a[1]);
+  return "No score passes its threshold. Closest: " + near.slice(0, 2).map(([name, x]) => `${name} ${whole(x)}`).join(", ") + ".";
+}
+
+export const nats = (head) => (head.entropy == null ? "–" : head.entropy.toFixed(2) + " nats");

@@ -1,0 +1,54 @@
+// Small things that every pane uses.
+
+export const $ = (selector) => document.querySelector(selector);
+export const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
+
+// An element; text never becomes markup: strings are appended as text.
+export function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) made.setAttribute(name, "");
+    else if (value != null && value !== false) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child != null));
+  return made;
+}
+
+// A token as one printable word: spaces, newlines and empty pieces are made visible.
+export function shown(token) {
+  if (token === "") return "∅";
+  const visible = (s) => s.replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u2028\u2029]/g, "�");
+  if (token.trim()) return visible(token.trim());
+  return /^ {4,}$/.test(token) ? `␣×${token.length}` : visible(token).replace(/\s/g, "␣");
+}
+
+export const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+
+export function bytes(n) {
+  if (n >= 1e9) return (n / 1e9).toFixed(n >= 1e10 ? 0 : 1) + " GB";
+  if (n >= 1e6) return (n / 1e6).toFixed(n >= 1e8 ? 0 : 1) + " MB";
+  return n >= 1e3 ? Math.round(n / 1e3) + " kB" : n + " B";
+}
+
+// A share; "exact" is false for 8-bit weights, whose error above 10% is up to 0.4 points.
+export function percent(x, exact = true, digits = 1) {
+  if (x >= 0.9995) return "100%";
+  if (x >= 0.0995) return (100 * x).toFixed(exact ? digits : 0) + "%";
+  if (x >= 0.001) return (100 * x).toFixed(exact ? digits : 1) + "%";
+  return x > 0 ? "<0.1%" : "0%";
+}
+
+export const whole = (x) => (x == null ? "–" : Math.round(100 * x) + "%");
+export const plural = (n, one) => `${grouped(n)} ${one}${n === 1 ? "" : "s"}`;
+
+// A canvas sized in CSS pixels, its context scaled to the screen's.
+export function sized(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = width + "px";
+  canvas.style.height = height + "px";
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  return context;
+}
