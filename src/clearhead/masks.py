@@ -59,7 +59,10 @@ class MaskRule:
     """Which (query, key) pairs may attend. Subclasses say `allows`, and where they can, `coverage`."""
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        """Whether query `q` of batch `b`, head `h` may attend to key `k`: bool, of the indices' broadcast shape."""
+        """Whether query `q` of batch `b`, head `h` may attend to key `k`: bool, broadcastable to the indices' shape.
+
+        The indices broadcast together; all are 0-d where FlexAttention asks. A dimension that the rule ignores stays 1.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define allows(b, h, q, k, T, S)")
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
@@ -68,6 +71,11 @@ class MaskRule:
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         """Raise ShapeError where tensors inside the rule do not fit an attention of this size."""
+
+    @property
+    def per_head(self) -> bool:
+        """Whether heads may see different keys."""
+        return False
 
     def bind(self, T: int, S: int) -> BoundMask:
         """The rule for T queries and S keys: a FlexAttention `mask_mod` that also gives tiles and block coverage."""
@@ -148,6 +156,10 @@ class Both(MaskRule):
         self.left.check(B, H, T, S)
         self.right.check(B, H, T, S)
 
+    @property
+    def per_head(self) -> bool:
+        return self.left.per_head or self.right.per_head
+
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"
 
@@ -171,6 +183,10 @@ class Either(MaskRule):
         self.left.check(B, H, T, S)
         self.right.check(B, H, T, S)
 
+    @property
+    def per_head(self) -> bool:
+        return self.left.per_head or self.right.per_head
+
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
 
@@ -189,6 +205,10 @@ class Not(MaskRule):
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         self.rule.check(B, H, T, S)
+
+    @property
+    def per_head(self) -> bool:
+        return self.rule.per_head
 
     def __repr__(self) -> str:
         return f"~{self.rule!r}"
@@ -336,12 +356,10 @@ class Padding(MaskRule):
     queries: Tensor | None  # (B, T) bool
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        seen = torch.ones((), dtype=torch.bool, device=k.device)
+        seen = torch.ones((1,) * k.ndim, dtype=torch.bool, device=k.device)
         if self.keys is not None:
             seen = seen & self.keys.to(k.device)[b, k]
-        if self.queries is not None:
-            seen = seen & self.queries.to(k.device)[b, q]
-        return seen.expand(torch.broadcast_shapes(seen.shape, (q + k).shape))
+        return seen if self.queries is None else seen & self.queries.to(k.device)[b, q]
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         parts = [_share(self.keys, cols), _share(self.queries, rows)]
@@ -382,7 +400,8 @@ class Documents(MaskRule):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         ids = self.ids.to(k.device)
-        ids = ids if ids.ndim == 2 else ids.expand(int(b.max()) + 1 if b.numel() else 1, S)
+        if ids.ndim == 1:
+            return ids[q + S - T] == ids[k]
         return ids[b, q + S - T] == ids[b, k]
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
@@ -430,12 +449,16 @@ class Dense(MaskRule):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         mask = self.mask.to(k.device)
-        # A dimension of size 1 is broadcast: every index reads its only entry.
-        at = [i if size > 1 else torch.zeros_like(i[..., :1]) for i, size in zip((b, h, q, k), mask.shape, strict=True)]
-        return mask[at[0], at[1], at[2], at[3]].expand(torch.broadcast_shapes(b.shape, q.shape, k.shape))
+        # A dimension of size 1 is broadcast: its only entry is read once, and no copy is made per head.
+        at = [i if size > 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), mask.shape, strict=True)]
+        return mask[at[0], at[1], at[2], at[3]]
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         check_broadcast("a mask tensor", self.mask, (B, H, T, S))
+
+    @property
+    def per_head(self) -> bool:
+        return self.mask.shape[1] > 1
 
     def __repr__(self) -> str:
         return f"dense({tuple(self.mask.shape)})"

@@ -30,6 +30,15 @@ class Bias:
     def check(self, B: int, H: int, T: int, S: int) -> None:
         """Raise ShapeError where the bias does not fit an attention of this size."""
 
+    @property
+    def per_head(self) -> bool:
+        """Whether heads may get different values."""
+        return True
+
+    def hidden(self) -> Bias | None:
+        """The same bias with 0 for every finite value: what it hides, and nothing else. None where it hides nothing."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class DenseBias(Bias):
@@ -39,7 +48,7 @@ class DenseBias(Bias):
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         bias = self.bias.to(k.device)
-        at = [i if size > 1 else torch.zeros_like(i[..., :1]) for i, size in zip((b, h, q, k), bias.shape, strict=True)]
+        at = [i if size > 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), bias.shape, strict=True)]
         values = bias[at[0], at[1], at[2], at[3]]
         # Libraries write "hidden" as the dtype's lowest number, and two of those add up to -inf: both mean -inf here.
         return values.masked_fill(values <= torch.finfo(bias.dtype).min / 2, -math.inf)
@@ -47,8 +56,30 @@ class DenseBias(Bias):
     def check(self, B: int, H: int, T: int, S: int) -> None:
         check_broadcast("a bias tensor", self.bias, (B, H, T, S))
 
+    @property
+    def per_head(self) -> bool:
+        return self.bias.shape[1] > 1
+
+    def hidden(self) -> Bias:
+        return Hidden(self)
+
     def __repr__(self) -> str:
         return f"dense_bias({tuple(self.bias.shape)})"
+
+
+@dataclass(frozen=True)
+class Hidden(Bias):
+    """0 where the bias is finite, -inf where it hides the pair."""
+
+    bias: DenseBias
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        values = self.bias.values(b, h, q, k, T, S)
+        return torch.zeros_like(values).masked_fill(values == -math.inf, -math.inf)
+
+    @property
+    def per_head(self) -> bool:
+        return self.bias.per_head
 
 
 def dense_bias(bias: Tensor) -> Bias:
@@ -78,7 +109,9 @@ class ALiBi(Bias):
     slopes: Tensor  # (H,)
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        return self.slopes.to(k.device)[h] * (k - (q + S - T))
+        # Half precision cannot count: bfloat16 has no 257.
+        slopes = self.slopes.to(k.device, torch.promote_types(self.slopes.dtype, torch.float32))
+        return slopes[h] * (k - (q + S - T))
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         if self.slopes.shape != (H,):
@@ -147,6 +180,9 @@ class T5Bias(Bias):
     def check(self, B: int, H: int, T: int, S: int) -> None:
         if self.table.ndim != 2 or self.table.shape[1] != H:
             raise ShapeError(f"t5_bias(table): expected (buckets, {H}), got {tuple(self.table.shape)}.")
+
+    def __repr__(self) -> str:
+        return f"t5_bias({tuple(self.table.shape)})"
 
 
 def t5_bias(table: Tensor, *, max_distance: int = 128, bidirectional: bool = True) -> Bias:

@@ -6,11 +6,13 @@ O(n) memory. Subclasses may override what they know a shorter way to.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,12 +85,22 @@ class AttentionMap(ABC):
         T, S = self.shape[-2:]
         return torch.arange(T, device=self.device) + S - T
 
+    @property
+    def heads_alike(self) -> bool:
+        """Whether every head is known to see the same keys."""
+        return False
+
     def block(self, rows: slice, cols: slice) -> Coverage:
         """Whether the block's weights are all 0 (EMPTY); MIXED where that is not known."""
         return Coverage.MIXED if rows.stop > rows.start and cols.stop > cols.start else Coverage.EMPTY
 
     def _select(self, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> AttentionMap:
         return Selection(self, lead, rows)
+
+    def _lead_names(self) -> tuple[str, ...]:
+        """The letters of the dimensions before T and S; only one called H has heads in groups, or an average."""
+        n = len(self.shape) - 2
+        return (*(f"n{i}" for i in range(n - 2)), *"BH"[max(0, 2 - n) :])
 
     def _notes(self) -> list[str]:
         return []
@@ -109,7 +121,7 @@ class AttentionMap(ABC):
             )
         if not isinstance(s, (slice, int)):
             raise IndexError(f"{self!r}: several keys at once are read with attn.pick(t, s), a tensor.")
-        rows = None if _whole(t) else index_tensor([t] if isinstance(t, int) else t, self.shape[-2], "query", self.device)
+        rows = None if _whole(t) else self._positions_of([t] if isinstance(t, int) else t, self.shape[-2], "query")
         if all(_whole(i) for i in lead) and rows is None:
             chosen: AttentionMap = self
         else:
@@ -120,7 +132,7 @@ class AttentionMap(ABC):
         """Weights where an integer query or key was given, the map itself otherwise."""
         T, S = self.shape[-2:]
         if isinstance(s, int):
-            column = self.pick(torch.arange(T, device=self.device), position(s, S, "key"))
+            column = self._columns(torch.tensor([position(s, S, "key")], device=self.device))[..., 0]
             return column[..., 0] if isinstance(t, int) else column
         if isinstance(t, int):
             return self.to_dense()[..., 0, :]
@@ -129,10 +141,17 @@ class AttentionMap(ABC):
     def _lead_index(self, index: Any, n: int) -> int | Tensor:
         if isinstance(index, int):
             return position(index, n, "batch or head")
-        return index_tensor(index, n, "batch or head", self.device)
+        return self._positions_of(index, n, "batch or head")
+
+    def _positions_of(self, index: Any, n: int, what: str) -> Tensor:
+        at = index_tensor(index, n, what, self.device)
+        if at.ndim != 1:
+            raise IndexError(f"{self!r}: a {what} index of shape {tuple(at.shape)}; expected one dimension.")
+        return at
 
     def _full_index(self, index: Any) -> list[Any]:
         given = list(index) if isinstance(index, tuple) else [index]
+        given = [_plain(i) for i in given]
         rank = len(self.shape)
         if any(i is None or isinstance(i, bool) for i in given):
             raise IndexError(f"{self!r}[{_show(index)}]: an index is an integer, a slice, a list or ….")
@@ -153,6 +172,10 @@ class AttentionMap(ABC):
         reducer = reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self._like())
         tiles.stream(self, reducer)
         return reducer.result.reshape(*self.shape[:-2], *t.shape)
+
+    def _columns(self, keys: Tensor) -> Tensor:
+        """The weights on a few keys, (…, T, keys)."""
+        return self.pick(torch.arange(self.shape[-2], device=self.device)[:, None], keys)
 
     def _pairs(self, t: Tensor | int, s: Tensor | int) -> tuple[Tensor, Tensor]:
         T, S = self.shape[-2:]
@@ -183,19 +206,23 @@ class AttentionMap(ABC):
         A NaN or infinity of x reaches the queries that give it weight, and no other.
         """
         x = self._operand(x, self.shape[-1], "attn @ x", "S")
-        finite = torch.isfinite(x)
-        if bool(finite.all()):
-            return self._product(x, self.shape[-2], transposed=False)
-        reached = self._product((~finite).to(x.dtype), self.shape[-2], transposed=False)
-        return self._product(x.where(finite, 0), self.shape[-2], transposed=False).masked_fill(reached > 0, torch.nan)
+        return self._product(x, transposed=False)
 
     @property
     def mT(self) -> Transposed:
         """The transposed operator: `attn.mT @ y` for y (…, T, Dy) is (…, S, Dy)."""
         return Transposed(self)
 
-    def _product(self, x: Tensor, length: int, *, transposed: bool) -> Tensor:
-        product = reduce.Product(self.shape[:-2], length, x, transposed=transposed)
+    def _product(self, x: Tensor, *, transposed: bool) -> Tensor:
+        """A x or Aᵀ x; what is not finite reaches only the rows that give it weight (0 · NaN would be NaN)."""
+        finite = torch.isfinite(x)
+        if bool(finite.all()):
+            return self._finite_product(x, transposed=transposed)
+        reached = self._finite_product((~finite).to(x.dtype), transposed=transposed)
+        return self._finite_product(x.where(finite, 0), transposed=transposed).masked_fill(reached > 0, torch.nan)
+
+    def _finite_product(self, x: Tensor, *, transposed: bool) -> Tensor:
+        product = reduce.Product(self.shape[:-2], self.shape[-1 if transposed else -2], x, transposed=transposed)
         tiles.stream(self, product)
         return product.result
 
@@ -211,7 +238,7 @@ class AttentionMap(ABC):
         if len(lead) > len(want):
             return False
         *outer, heads = lead or (1,)
-        grouped = len(lead) == 2 and heads > 0 and want[-1] % heads == 0
+        grouped = self._lead_names()[-1:] == ("H",) and heads > 0 and want[-1] % heads == 0
         fits = all(a in (1, b) for a, b in zip(reversed(outer), reversed(want[:-1]), strict=False))
         return fits and (heads == 1 or heads == (want[-1] if want else 1) or grouped)
 
@@ -221,10 +248,12 @@ class AttentionMap(ABC):
         """H[t] = -Σ_s A ln A in nats, (…, T); 0 for a query that may attend to nothing. Differentiable."""
         return self._per_query(reduce.entropy)
 
+    @torch.no_grad()
     def distance(self) -> Tensor:
         """The mean of |position(t) - s| under the row's weights, in tokens, (…, T)."""
         return self._per_query(reduce.distance(self.positions))
 
+    @torch.no_grad()
     def received(self) -> Tensor:
         """Σ_t A[t, s], the attention each key receives, (…, S); summed in float64."""
         per_key = reduce.PerKey(self.shape[:-2], self.shape[-1], self._like())
@@ -238,11 +267,12 @@ class AttentionMap(ABC):
         """
         at = index_tensor(keys, self.shape[-1], "mass: key", self.device).reshape(-1).unique()
         if at.numel() <= FEW_KEYS:
-            return self.pick(torch.arange(self.shape[-2], device=self.device)[:, None], at).sum(-1)
+            return self._columns(at).sum(-1)
         chosen = self._like().new_zeros(self.shape[-1], 1)
         chosen[at] = 1
         return (self @ chosen)[..., 0]
 
+    @torch.no_grad()
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of every row: (values, indices), each (…, T, k), as torch.topk.
 
@@ -262,6 +292,7 @@ class AttentionMap(ABC):
         """A picture (…, R, C) of the weights' sums: the bins of `pool_max`; all pixels add up to the rows that attend."""
         return self._pool(size, maximum=False)
 
+    @torch.no_grad()
     def statistics(self) -> Statistics:
         """Entropy, distance, weight on the first key and on itself, peak, and received attention, in one pass."""
         lead, (T, S), like = self.shape[:-2], self.shape[-2:], self._like()
@@ -272,11 +303,19 @@ class AttentionMap(ABC):
         tiles.stream(self, *rows, *cols)
         return Statistics(*(r.result for r in rows), *(c.result for c in cols))
 
+    def uniform(self) -> AttentionMap:
+        """The head that spreads evenly over the keys it may see: the baseline of every score of a head.
+
+        Which keys those are, a map that only has weights can tell by the weights: those above 0.
+        """
+        return Uniform(self)
+
     def _per_query(self, measure: reduce.Measure) -> Tensor:
         per_query = reduce.PerQuery(self.shape[:-2], self.shape[-2], self._like(), measure)
         tiles.stream(self, per_query)
         return per_query.result
 
+    @torch.no_grad()
     def _pool(self, size: tuple[int, int], *, maximum: bool) -> Tensor:
         T, S = self.shape[-2:]
         if not (1 <= size[0] <= T and 1 <= size[1] <= S):
@@ -297,9 +336,7 @@ class AttentionMap(ABC):
         return figure(self)
 
     def __repr__(self) -> str:
-        names = ("B", "H", "T", "S") if len(self.shape) == 4 else (*"BH"[: len(self.shape) - 2], "T", "S")
-        if len(self.shape) > 4:
-            names = (*(f"n{i}" for i in range(len(self.shape) - 2)), "T", "S")
+        names = (*self._lead_names(), "T", "S")
         sizes = ", ".join(f"{n}={length}" for n, length in zip(names, self.shape, strict=True))
         notes = ", ".join([sizes, *self._notes(), str(self.dtype).removeprefix("torch.")])
         return f"{type(self).__name__}({notes}; holds {size(self.nbytes)}, dense {size(self.dense_nbytes)})"
@@ -337,10 +374,10 @@ class Transposed:
 
     def __matmul__(self, y: Tensor) -> Tensor:
         """Aᵀ @ y for y (…, T, Dy); returns (…, S, Dy), summed over queries in float64. Differentiable."""
-        if isinstance(y, Tensor) and y.ndim == 4 and len(self.shape) == 4 and y.shape[1] not in (1, self.shape[1]):
-            raise ShapeError(f"attn.mT @ y with {describe(y)}: queries have {self.shape[1]} heads, y must have as many.")
+        if isinstance(y, Tensor) and y.ndim > 2 and len(self.shape) > 2 and y.shape[-3] not in (1, self.shape[-3]):
+            raise ShapeError(f"attn.mT @ y with {describe(y)}: queries have {self.shape[-3]} heads, y must have as many.")
         y = self.mT._operand(y, self.mT.shape[-2], "attn.mT @ y", "T")
-        return self.mT._product(y, self.mT.shape[-1], transposed=True)
+        return self.mT._product(y, transposed=True)
 
     def __repr__(self) -> str:
         return f"{self.mT!r}.mT"
@@ -374,6 +411,10 @@ class Selection(AttentionMap):
     def positions(self) -> Tensor:
         return self._attn.positions[self._rows]
 
+    def _lead_names(self) -> tuple[str, ...]:
+        named = zip(self._attn._lead_names(), self._lead, strict=True)
+        return tuple(name for name, at in named if isinstance(at, Tensor))
+
     def tile(self, rows: slice, cols: slice) -> Tensor:
         parts = [self._attn.tile(run, cols) for run in _runs(self._rows[rows])]
         block = torch.cat(parts, -2) if parts else self._attn.tile(slice(0, 0), cols)
@@ -381,6 +422,33 @@ class Selection(AttentionMap):
             at = self._lead[dim]
             block = block.select(dim, at) if isinstance(at, int) else block.index_select(dim, at)
         return block
+
+
+class Uniform(AttentionMap):
+    """Even weights over the keys to which another map gives any."""
+
+    def __init__(self, attn: AttentionMap) -> None:
+        self._attn = attn
+        self._seen = attn._per_query(lambda tile: (tile.weights > 0).to(attn.dtype).sum(-1))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._attn.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._attn.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._attn.device
+
+    @property
+    def positions(self) -> Tensor:
+        return self._attn.positions
+
+    def tile(self, rows: slice, cols: slice) -> Tensor:
+        return (self._attn.tile(rows, cols) > 0) / self._seen[..., rows, None].clamp(min=1)
 
 
 def _runs(rows: Tensor) -> list[slice]:
@@ -392,6 +460,13 @@ def _runs(rows: Tensor) -> list[slice]:
         else:
             runs.append(slice(t, t + 1))
     return runs
+
+
+def _plain(index: Any) -> Any:
+    """NumPy's integers and 0-d integer tensors as the ints they stand for; everything else as it is."""
+    if isinstance(index, (np.integer, Tensor, np.ndarray)) and index.ndim == 0:
+        return operator.index(index)  # type: ignore[arg-type]
+    return index
 
 
 def _whole(index: Any) -> bool:

@@ -16,7 +16,7 @@ class HeadAverage(AttentionMap):
     """The mean over heads, (B, H, T, S) → (B, T, S): what `nn.MultiheadAttention` returns. Still lazy."""
 
     def __init__(self, attn: AttentionMap) -> None:
-        if len(attn.shape) < 3:
+        if attn._lead_names()[-1:] != ("H",):
             raise ShapeError(f"average_heads({attn!r}): expected a map with a head dimension, (…, H, T, S).")
         self._attn = attn
 
@@ -24,6 +24,9 @@ class HeadAverage(AttentionMap):
     def shape(self) -> tuple[int, ...]:
         *lead, _, T, S = self._attn.shape
         return (*lead, T, S)
+
+    def _lead_names(self) -> tuple[str, ...]:
+        return self._attn._lead_names()[:-1]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,8 @@ def _as_weights(weights: Any) -> Tensor:
     if weights is None:
         raise DTypeError(EMPTY_TUPLE.replace("an empty tuple", "None for a layer's weights"))
     if not isinstance(weights, Tensor):
-        weights = torch.as_tensor(weights)
+        array = np.asarray(weights)
+        weights = torch.as_tensor(array if array.flags.writeable else array.copy())
     if not weights.is_floating_point():
         raise DTypeError(f"DenseMap({describe(weights)}): expected floating-point weights.")
     return weights

@@ -188,9 +188,10 @@ def to_self(positions: Tensor) -> Measure:
 
 
 def grouped_matmul(weights: Tensor, x: Tensor) -> Tensor:
-    """(B, H, t, s) @ (B, G, s, d) with query head h reading head h // (H/G), K and V never expanded."""
-    if x.ndim < 4 or x.shape[-3] in (1, weights.shape[-3]):
-        return weights.to(x.dtype) @ x
-    B, H, t, s = weights.shape
-    G = x.shape[1]
-    return (weights.to(x.dtype).reshape(B, G, H // G * t, s) @ x).reshape(B, H, t, x.shape[-1])
+    """(…, H, t, s) @ (…, G, s, d) with query head h reading head h // (H/G), K and V never expanded."""
+    weights = weights.to(x.dtype)
+    if x.ndim < 3 or x.shape[-3] in (1, weights.shape[-3]):
+        return weights @ x
+    *lead, H, t, s = weights.shape
+    G = x.shape[-3]
+    return (weights.reshape(*lead, G, H // G * t, s) @ x).reshape(*lead, H, t, x.shape[-1])

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_qkv
+from clearhead._checks import check_qkv, span
 from clearhead.errors import RecordingError, ShapeError
 from clearhead.kernels import tiles
 from clearhead.maps.base import AttentionMap
@@ -126,10 +126,18 @@ class SoftmaxMap(AttentionMap):
         T, S = self._bound
         return self._t + S - T
 
+    def _lead_names(self) -> tuple[str, ...]:
+        return tuple("BH"[axis] for axis in self._axes)
+
     def _notes(self) -> list[str]:
         notes = [repr(self.mask).removesuffix("()")] if self.mask is not None else []
         notes += [repr(self.bias)] if self.bias is not None else []
         return notes + (["learned sinks: rows sum to less than 1"] if self.sinks is not None else [])
+
+    @property
+    def heads_alike(self) -> bool:
+        hidden = None if self.bias is None else self.bias.hidden()
+        return not ((self.mask is not None and self.mask.per_head) or (hidden is not None and hidden.per_head))
 
     def block(self, rows: slice, cols: slice) -> Coverage:
         """What the mask leaves of a block, by its rule and without looking at q or k."""
@@ -166,6 +174,7 @@ class SoftmaxMap(AttentionMap):
     # --- primitives -----------------------------------------------------------------------------------------------
 
     def tile(self, rows: slice, cols: slice) -> Tensor:
+        rows, cols = span("tile: rows", rows, self._q.shape[2]), span("tile: cols", cols, self._k.shape[2])
         scores = self._scores(rows, cols)
         lse = self._lse_of(rows, scores if self._is_whole(rows, cols) else None)
         weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
@@ -188,14 +197,31 @@ class SoftmaxMap(AttentionMap):
         lse = self.lse.reshape(*self._q.shape[:2], -1)[:, :, rows]
         return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)).reshape(*self._lead, *t.shape)
 
+    def _columns(self, keys: Tensor) -> Tensor:
+        scores = self._scores(slice(0, self._q.shape[2]), keys)
+        lse = self._lse_of(slice(0, self._q.shape[2]), None)
+        weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
+        return weights.reshape(*self._lead, *weights.shape[-2:])
+
+    def uniform(self) -> SoftmaxMap:
+        """The head that spreads evenly over the keys it may see: the baseline of every score of a head."""
+        q, k = self._q[..., :1] * 0, self._k[:, :, :, :1] * 0
+        even = SoftmaxMap(q.nan_to_num(), k.nan_to_num(), mask=None, bias=None)
+        even.mask, even.bias = self.mask, None if self.bias is None else self.bias.hidden()
+        even._b, even._h, even._t, even._bound = self._b, self._h, self._t, self._bound
+        even._all_queries, even._axes = self._all_queries, self._axes
+        return even
+
     # --- scores ---------------------------------------------------------------------------------------------------
 
-    def _scores(self, rows: slice, cols: slice) -> Tensor:
-        """Scores of a block, (B, H, t, s), masked pairs -inf."""
+    def _scores(self, rows: slice, cols: slice | Tensor) -> Tensor:
+        """Scores of a block, (B, H, t, s), masked pairs -inf. The keys are a range, or any."""
         q, k = self._q[:, :, rows].to(self.dtype), self._k[:, :, cols].to(self.dtype)
         dots = grouped_matmul(q, k.mT)
-        at_q, at_k = self._t[rows][None, None, :, None], torch.arange(cols.start, cols.stop, device=q.device)
-        return self._between(dots, at_q, at_k[None, None, None, :], self.block(rows, cols))
+        keys, coverage = cols, Coverage.MIXED
+        if isinstance(cols, slice):
+            keys, coverage = torch.arange(cols.start, cols.stop, device=q.device), self.block(rows, cols)
+        return self._between(dots, self._t[rows][None, None, :, None], keys[None, None, None, :], coverage)
 
     def _between(self, dots: Tensor, t: Tensor, s: Tensor, coverage: Coverage = Coverage.MIXED) -> Tensor:
         """Scale, soft-cap, bias, mask: what stands between q·k and the softmax."""
@@ -203,7 +229,7 @@ class SoftmaxMap(AttentionMap):
         scores = softcap(dots * self.scale, self.softcap)
         b, h = self._b[:, None, None, None], self._h[None, :, None, None]
         if self.bias is not None:
-            bias = self.bias.values(b, h, t, s, *self._bound)
+            bias = self.bias.values(b, h, t, s, *self._bound).to(scores.dtype)
             scores = (scores + bias).masked_fill(bias == -math.inf, -math.inf)
         if self.mask is not None and coverage is not Coverage.FULL:
             scores = scores.masked_fill(~self.mask.allows(b, h, t, s, *self._bound), -math.inf)
@@ -217,6 +243,8 @@ class SoftmaxMap(AttentionMap):
             return self._logsumexp(rows, scores)
         if self._lse is None:
             self._lse = self._like().new_full(self._q.shape[:3], torch.nan)
+        elif self._lse.is_inference() and not torch.is_inference_mode_enabled():
+            self._lse = self._lse.clone()  # begun in inference mode, and not to be written to outside of it
         kept = self._lse[:, :, rows]
         if bool(kept.isnan().any()):
             self._lse[:, :, rows] = kept = self._logsumexp(rows, scores)

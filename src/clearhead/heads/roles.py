@@ -1,0 +1,233 @@
+"""Roles: what a head mostly does, read off its scores, each score beside what a uniform head would get.
+
+A score is a share of attention, so a head that spreads evenly over what it may see scores something too: the baseline.
+Scores describe; whether a head matters to the model is another question (knock it out and look at the loss).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import describe
+from clearhead.errors import ShapeError
+from clearhead.heads import relations
+from clearhead.kernels.tiles import Reducer, stream
+from clearhead.maps import reductions as reduce
+from clearhead.maps.base import AttentionMap
+from clearhead.masks import MaskRule
+
+__all__ = ["ROLES", "Head", "HeadTable", "LayerScores", "role_of", "score_layer"]
+
+ROLES = ("sink", "previous", "induction", "duplicate", "self", "local", "broad", "other")
+SPECIFIC = ("previous", "induction", "duplicate", "self", "local")
+SINK_DISTANCE = 9  # a sink is looked at from at least this far away …
+SINK_SHARE = 0.06  # … with this share of the attention of those queries, mean over the layer's heads
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head: its role, its scores and those of a uniform head on the same mask.
+
+    Scores are mean shares of attention in [0, 1], over the queries that may see three keys or more: first and sink (of
+    queries that are no sinks themselves), previous, self, local (2 to 8 tokens away), duplicate (other copies of the
+    token), induction (the token after one), the last five over queries with such a key and without the sinks; broad is
+    the entropy over its maximum. None where the text has no such pair. Entropy in nats, distance in tokens.
+    """
+
+    layer: int
+    head: int
+    role: str
+    scores: Mapping[str, float | None]
+    baselines: Mapping[str, float | None]
+    entropy: float
+    distance: float
+
+    @property
+    def label(self) -> str:
+        """L17H5, zero-based."""
+        return f"L{self.layer}H{self.head}"
+
+    @property
+    def strength(self) -> float:
+        """The score of the head's role; 0 for "other"."""
+        return self.scores.get(self.role) or 0.0
+
+
+class HeadTable(Sequence[Head]):
+    """All heads of a view, layer by layer."""
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        self._heads = tuple(heads)
+
+    @overload
+    def __getitem__(self, index: int) -> Head: ...
+    @overload
+    def __getitem__(self, index: slice) -> HeadTable: ...
+    def __getitem__(self, index: int | slice) -> Head | HeadTable:
+        return HeadTable(self._heads[index]) if isinstance(index, slice) else self._heads[index]
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def counts(self) -> dict[str, int]:
+        """How many heads have each role."""
+        return {role: sum(head.role == role for head in self) for role in ROLES}
+
+    def strongest(self, role: str, n: int = 5) -> list[Head]:
+        """The heads of a role, strongest first."""
+        if role not in ROLES:
+            raise ValueError(f"strongest({role!r}): the roles are {', '.join(ROLES)}.")
+        return sorted((head for head in self if head.role == role), key=lambda head: -head.strength)[:n]
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {role}" for role, n in self.counts().items() if n)
+        return f"HeadTable({len(self)} heads: {counts})"
+
+
+def role_of(scores: Mapping[str, float | None]) -> str:
+    """The largest of previous, induction, duplicate, self, local if it is ≥ .25; else sink if ≥ .7; broad if the entropy
+    is ≥ .6 of its maximum; sink if ≥ .5; other.
+
+    >>> role_of({"previous": 0.4, "sink": 0.5}), role_of({"sink": 0.8}), role_of({"sink": 0.2})
+    ('previous', 'sink', 'other')
+    """
+    value = {name: scores.get(name) or 0.0 for name in ROLES}
+    best = max(SPECIFIC, key=lambda name: value[name])
+    if value[best] >= 0.25:
+        return best
+    if value["sink"] >= 0.7:
+        return "sink"
+    if value["broad"] >= 0.6:
+        return "broad"
+    return "sink" if value["sink"] >= 0.5 else "other"
+
+
+@dataclass(frozen=True)
+class LayerScores:
+    """The scores of a layer's heads on one text, and where its sinks are."""
+
+    scores: list[dict[str, float | None]]  # one a head
+    baselines: list[dict[str, float | None]]
+    entropy: list[float]
+    distance: list[float]
+    sinks: list[int]
+
+    def heads(self, layer: int) -> list[Head]:
+        """One `Head` each."""
+        rows = zip(self.scores, self.baselines, self.entropy, self.distance, strict=True)
+        return [Head(layer, h, role_of(s), s, b, e, d) for h, (s, b, e, d) in enumerate(rows)]
+
+
+class _Pass:
+    """Everything the scores need of one map, gathered in one pass."""
+
+    def __init__(self, attn: AttentionMap, expected: Mapping[str, MaskRule]) -> None:
+        lead, T, like = attn.shape[:-2], attn.shape[-2], attn._like()
+        self.attn, self.expected = attn, expected
+        self.masses = {name: relations.RelationMass(attn, rule) for name, rule in expected.items()}
+        self.entropy = reduce.PerQuery(lead, T, like, reduce.entropy)
+        self.distance = reduce.PerQuery(lead, T, like, reduce.distance(attn.positions))
+        self.peak = reduce.PerQuery(lead, T, like, reduce.peak, maximum=True)
+        self.late = relations.LateReceived(attn, SINK_DISTANCE)
+
+    def reducers(self) -> list[Reducer]:
+        return [*self.masses.values(), self.entropy, self.distance, self.peak, self.late]
+
+    @property
+    def attends(self) -> Tensor:
+        """(H, T): the queries that may attend to something."""
+        return self.peak.result > 0
+
+    @property
+    def chooses(self) -> Tensor:
+        """(H, T), of a uniform head: the queries that may see at least three keys; with fewer there is little choice."""
+        return (self.peak.result > 0) & (self.peak.result < 0.4)
+
+    def mass(self, name: str, sinks: Tensor) -> Tensor:
+        """(H, T): the weight on the expected keys that are no sinks; resting on a sink is no evidence of a relation."""
+        T, S = self.attn.shape[-2:]
+        t, one = torch.arange(T, device=sinks.device), sinks.new_zeros(1, 1)
+        expected = self.expected[name].allows(one, one, t[:, None], sinks, T, S)
+        return self.masses[name].result - (self.attn._columns(sinks) * expected).sum(-1)
+
+    def sinks(self) -> Tensor:
+        """The first token, and every key that gets 6 % of the attention from far away, mean over heads."""
+        positions = self.attn.positions[self.attends.any(0)]
+        queries = _far_queries(positions, self.attn.shape[-1])
+        found = self.late.result.mean(0) / queries.clamp(min=1) >= SINK_SHARE
+        found[0] = True
+        return found.nonzero().squeeze(-1)
+
+
+def _far_queries(positions: Tensor, S: int) -> Tensor:
+    """For each key, how many of the positions are at least SINK_DISTANCE after it (or before it)."""
+    at = torch.arange(S, device=positions.device)
+    ordered = positions.sort().values
+    after = ordered.numel() - torch.searchsorted(ordered, at + SINK_DISTANCE)
+    return after + torch.searchsorted(ordered, at - SINK_DISTANCE, right=True)
+
+
+def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer) -> LayerScores:
+    """Score every head of a map (H, T, S) over the token ids (S,), in one pass that `more` reducers share.
+
+    Cost: one pass over the map and one over the uniform head on the same mask. Raises ShapeError.
+    """
+    if len(attn.shape) != 3:
+        raise ShapeError(f"score_layer({attn!r}): expected one sequence, a map (H, T, S): index the batch, attn[0].")
+    if ids.shape != attn.shape[-1:]:
+        raise ShapeError(f"score_layer: {attn!r} has {attn.shape[-1]} keys, token ids are {describe(ids)}.")
+    expected = {
+        "previous": relations.previous(),
+        "self": relations.to_self(),
+        "local": relations.local(),
+        "duplicate": relations.same_token(ids),
+        "induction": relations.induction(ids),
+    }
+    # Where all heads see the same keys, one uniform head is the baseline of all.
+    alike = attn[:1] if attn.heads_alike else attn
+    seen, even = _Pass(attn, expected), _Pass(alike.uniform(), expected)
+    stream(attn, *seen.reducers(), *more)
+    stream(even.attn, *even.reducers())
+    sinks, heads = seen.sinks(), attn.shape[0]
+    return LayerScores(
+        _scores(seen, even, sinks, heads),
+        _scores(even, even, sinks, heads),
+        _mean(seen.entropy.result, even.attends.expand(heads, -1)),
+        _mean(seen.distance.result, even.attends.expand(heads, -1)),
+        sinks.tolist(),
+    )
+
+
+def _scores(one: _Pass, even: _Pass, sinks: Tensor, heads: int) -> list[dict[str, float | None]]:
+    """A dict a head. Which queries count is decided by the uniform head: those with a choice and an expected key."""
+    choice = even.chooses
+    others = choice & ~torch.isin(one.attn.positions, sinks)
+    table = {
+        "first": _mean_or_none(one.attn.mass(0), others, heads),
+        "sink": _mean_or_none(one.attn.mass(sinks), others, heads),
+    }
+    for name in one.masses:
+        # One key's worth of the uniform head tells 0 from a rounding error.
+        any_expected = even.mass(name, sinks) > even.peak.result / 2
+        table[name] = _mean_or_none(one.mass(name, sinks), any_expected & choice, heads)
+    most = even.entropy.result.where(choice, 1.0)
+    table["broad"] = _mean_or_none(one.entropy.result / most, choice, heads)
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
+def _mean_or_none(values: Tensor, where: Tensor, heads: int) -> list[float | None]:
+    values, where = values.expand(heads, -1), where.expand(heads, -1)
+    return [mean if n else None for mean, n in zip(_mean(values, where), where.sum(-1).tolist(), strict=True)]
+
+
+def _mean(values: Tensor, where: Tensor) -> list[float]:
+    """The mean over some queries, a head each, summed in float64."""
+    total = values.double().where(where, 0).sum(-1)
+    means: list[float] = (total / where.sum(-1).clamp(min=1)).tolist()
+    return means
