@@ -1,0 +1,65 @@
+"""A FlexAttention `BlockMask` as a mask rule: its `mask_mod` is asked where needed, its block table says what is empty."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ShapeError
+from clearhead.masks import Coverage, MaskRule
+
+__all__ = ["BlockRule", "is_block_mask"]
+
+_MODULE = "torch.nn.attention.flex_attention"
+
+
+def is_block_mask(mask: object) -> bool:
+    """Whether this is FlexAttention's mask; does not import FlexAttention."""
+    flex = sys.modules.get(_MODULE)
+    return flex is not None and isinstance(mask, flex.BlockMask)
+
+
+class BlockRule(MaskRule):
+    """The pairs that `block_mask.mask_mod(b, h, q_idx, kv_idx)` lets through."""
+
+    def __init__(self, block_mask: Any) -> None:
+        self._mask = block_mask
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        batches, heads = self._mask.shape[:2]
+        b = b if batches > 1 else torch.zeros_like(b[:1])
+        h = h if heads > 1 else torch.zeros_like(h[:, :1])
+        shape = torch.broadcast_shapes(b.shape, h.shape, q.shape, k.shape)
+        at = [index.expand(shape).reshape(-1) for index in (b, h, q, k)]
+        return self._ask(*at).reshape(shape)
+
+    def _ask(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The mask_mod of each quadruple. A mask_mod is written for scalars: PyTorch maps it over them."""
+        from torch.nn.attention.flex_attention import create_mask  # loaded already, or there were no BlockMask
+
+        def pair(_b: Tensor, _h: Tensor, i: Tensor, _k: Tensor) -> Tensor:
+            return self._mask.mask_mod(b[i], h[i], q[i], k[i])  # type: ignore[no-any-return]
+
+        return create_mask(pair, None, None, len(q), 1, device=q.device)
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """Which blocks hold any visible pair, for any batch or head: (query blocks, key blocks) bool."""
+        return self._mask.to_dense().bool().flatten(0, -3).any(0)  # type: ignore[no-any-return]
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        height, width = self._mask.BLOCK_SIZE
+        part = self._table[rows.start // height : -(-rows.stop // height), cols.start // width : -(-cols.stop // width)]
+        return Coverage.MIXED if bool(part.any()) else Coverage.EMPTY
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        batches, heads, queries, keys = self._mask.shape
+        if batches not in (1, B) or heads not in (1, H) or queries < T or keys < S:
+            raise ShapeError(f"a BlockMask of shape {tuple(self._mask.shape)} for an attention of {(B, H, T, S)}.")
+
+    def __repr__(self) -> str:
+        return f"block_mask({tuple(self._mask.shape)})"

@@ -1,0 +1,144 @@
+"""One call of attention as it arrived, whatever the seam, in one layout; and the lazy map that is made of it.
+
+Layout: q (B, H, T, D), k (B, G, S, D), v (B, G, S, Dv), grouped heads not expanded. What hides or moves scores is
+kept as it came (a rule, or a tensor by reference), so that a map of a causal call never owns a T×S tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import describe
+from clearhead.errors import RecordingError
+from clearhead.maps import SoftmaxMap
+from clearhead.masks import MaskRule, as_rule
+from clearhead.scores import Bias, dense_bias
+
+__all__ = ["Call", "Summed", "as_heads", "as_heads_mask"]
+
+
+@dataclass(frozen=True, eq=False)
+class Summed(Bias):
+    """Two biases added: a position bias and an additive mask, neither copied."""
+
+    left: Bias
+    right: Bias
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return self.left.values(b, h, q, k, T, S) + self.right.values(b, h, q, k, T, S)
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        self.left.check(B, H, T, S)
+        self.right.check(B, H, T, S)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} + {self.right!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one attention call: weights = softmax(softcap(scale · q·k) + biases, hidden by the masks)."""
+
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, S, D)
+    v: Tensor  # (B, G, S, Dv)
+    scale: float
+    masks: tuple[MaskRule | Tensor, ...] = ()  # all of them must let a pair through; tensors (B|1, H|1, T|1, S|1) bool
+    biases: tuple[Tensor, ...] = ()  # (B|1, H|1, T|1, S|1) float
+    softcap: float | None = None
+    sinks: Tensor | None = None  # (H,)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that the map will read later."""
+        yield from (self.q, self.k, self.v, *self.biases)
+        yield from (mask for mask in self.masks if isinstance(mask, Tensor))
+        if self.sinks is not None:
+            yield self.sinks
+
+    def detached(self) -> Call:
+        """The same call off the autograd graph, sharing memory with the original."""
+        return Call(
+            q=self.q.detach(),
+            k=self.k.detach(),
+            v=self.v.detach(),
+            scale=self.scale,
+            masks=self.masks,
+            biases=tuple(bias.detach() for bias in self.biases),
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks.detach(),
+        )
+
+    def rule(self, padding: MaskRule | None = None) -> MaskRule | None:
+        """All masks, and the padding, as one rule; None where everything is visible."""
+        rules = [as_rule(mask) for mask in self.masks] + ([padding] if padding is not None else [])
+        return reduce(lambda left, right: left & right, rules) if rules else None
+
+    def bias(self) -> Bias | None:
+        """All biases as one."""
+        return reduce(Summed, (dense_bias(bias) for bias in self.biases)) if self.biases else None
+
+    def to_map(self, padding: MaskRule | None = None) -> SoftmaxMap:
+        """The lazy map of this call; nothing is computed."""
+        return SoftmaxMap(
+            self.q,
+            self.k,
+            v=self.v,
+            mask=self.rule(padding),
+            scale=self.scale,
+            bias=self.bias(),
+            softcap=self.softcap,
+            sinks=self.sinks,
+        )
+
+
+def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of rank 2 and up as (B, heads, tokens, width), broadcast as PyTorch does, by views where it can be.
+
+    Rank 2 is one sequence, rank 3 a batch with one head, further leading dimensions are folded into the batch.
+    """
+    arrived = f"q={describe(q)}, k={describe(k)}, v={describe(v)}"
+    if any(x.is_nested for x in (q, k, v)):
+        raise RecordingError(f"attention with nested tensors cannot be recorded yet: {arrived}. Pad the batch instead.")
+    if not q.ndim == k.ndim == v.ndim >= 2:
+        raise RecordingError(f"attention with tensors of different ranks cannot be recorded: {arrived}.")
+    q, k, v = (_lift(x, x.ndim) for x in _one_dtype(q, k, v))
+    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    heads = max(k.shape[-3], v.shape[-3])
+    q = _fold(q, lead, heads if q.shape[-3] == 1 else q.shape[-3])
+    k, v = _fold(k, lead, heads), _fold(v, lead, heads)
+    if q.shape[1] % max(heads, 1):
+        raise RecordingError(f"{heads} key heads do not divide {q.shape[1]} query heads: {arrived}.")
+    return q, k, v
+
+
+def as_heads_mask(mask: Tensor, q: Tensor) -> Tensor:
+    """A mask that PyTorch broadcasts against the scores of `q` (as it arrived), in the layout of `as_heads`."""
+    if mask.ndim > q.ndim:
+        raise RecordingError(f"a mask of higher rank than the query: mask={describe(mask)}, q={describe(q)}.")
+    mask = _lift(mask[(None,) * (q.ndim - mask.ndim)], q.ndim)
+    lead = mask.shape[:-3]
+    if all(size == 1 for size in lead):
+        return mask.reshape(1, *mask.shape[-3:])
+    return _fold(mask, torch.broadcast_shapes(lead, q.shape[:-3] if q.ndim > 3 else q.shape[:-2]), mask.shape[-3])
+
+
+def _lift(x: Tensor, rank: int) -> Tensor:
+    """Rank 2 → (1, 1, T, D), rank 3 (B, T, D) → (B, 1, T, D); higher ranks as they are."""
+    return x[None, None] if rank == 2 else x.unsqueeze(1) if rank == 3 else x
+
+
+def _fold(x: Tensor, lead: tuple[int, ...], heads: int) -> Tensor:
+    """(…, heads or 1, n, m) → (prod(lead), heads, n, m)."""
+    return x.expand(*lead, heads, *x.shape[-2:]).reshape(math.prod(lead), heads, *x.shape[-2:])
+
+
+def _one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast the three may differ; the widest holds them all."""
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
+    return tuple(x.to(dtype) for x in tensors)

@@ -1,0 +1,79 @@
+"""Seam 3: any program that calls `torch.nn.functional.scaled_dot_product_attention`, seen by a torch function mode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from clearhead import masks
+from clearhead.recording.calls import Call, as_heads, as_heads_mask
+
+__all__ = ["FunctionSeam", "causal_rule", "read"]
+
+_ATTENTION = F.scaled_dot_product_attention
+
+
+class FunctionSeam(TorchFunctionMode):
+    """Passes every function of PyTorch through unchanged, and reports each attention call after it succeeded."""
+
+    def __init__(self, see: Callable[[Call], None]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is _ATTENTION:
+            self._see(read(*args, **(kwargs or {})))
+        return result
+
+
+def read(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Call:
+    """What PyTorch computes for these arguments, as a `Call`; the weights are those before dropout.
+
+    `is_causal` is upper-left, as in PyTorch; a bool mask hides where it is False, a float mask is added.
+    """
+    q, k, v = as_heads(query, key, value)
+    hiding: list[masks.MaskRule | Tensor] = []
+    biases: list[Tensor] = []
+    if is_causal:
+        hiding.append(causal_rule(q.shape[2], k.shape[2]))
+    if attn_mask is not None:
+        rule = _causal_bias(attn_mask)
+        if rule is not None:
+            hiding.append(rule)
+        else:
+            (biases if attn_mask.is_floating_point() else hiding).append(as_heads_mask(attn_mask, query))
+    return Call(
+        q, k, v, float(scale if scale is not None else q.shape[-1] ** -0.5), masks=tuple(hiding), biases=tuple(biases)
+    )
+
+
+def causal_rule(T: int, S: int) -> masks.MaskRule:
+    """PyTorch's `is_causal`: upper-left, which for T = S is what everybody calls causal."""
+    return masks.causal() if T == S else masks.causal_upper_left()
+
+
+def _causal_bias(mask: Tensor) -> masks.MaskRule | None:
+    """The rule that a `torch.nn.attention.bias.CausalBias` stands for: it is a tensor subclass without contents."""
+    bias = sys.modules.get("torch.nn.attention.bias")
+    if bias is None or not isinstance(mask, bias.CausalBias):
+        return None
+    upper = mask.variant == bias.CausalVariant.UPPER_LEFT  # type: ignore[attr-defined]
+    return masks.causal_upper_left() if upper else masks.causal()

@@ -1,0 +1,87 @@
+"""Seam 1: transformers' attention interface, through which every current model calls every implementation.
+
+`AttentionInterface.get_interface(implementation, default)` gives a model the function it calls next. For the time of a
+block the method is replaced, so that the function also reports its call: with the module, grouped heads unexpanded,
+before the library repeats or packs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.recording.checking import confirmed
+from clearhead.recording.interfaces import Arguments, Function, readings
+from clearhead.recording.observer import current
+from clearhead.recording.wrapping import Replacement
+
+__all__ = ["replacements"]
+
+_NAMES = ("module", "query", "key", "value", "attention_mask")
+_known: dict[type, Replacement] = {}  # one per class, so that blocks in several threads share the count
+
+
+def replacements() -> list[Replacement]:
+    """The replacements for transformers, if it is loaded: the interface class, and subclasses with a method of their own."""
+    interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
+    if interface is None:
+        return []
+    owners = [cls for cls in _family(interface) if "get_interface" in vars(cls)]
+    return [_known.setdefault(owner, Replacement(owner, "get_interface", _reporting)) for owner in owners]
+
+
+def _family(cls: type) -> Iterator[type]:
+    yield cls
+    for child in cls.__subclasses__():
+        yield from _family(child)
+
+
+def _reporting(original: Function) -> Function:
+    @functools.wraps(original)
+    def get_interface(self: Any, *args: Any, **kwargs: Any) -> Function:
+        function: Function = original(self, *args, **kwargs)
+        observer = current()
+        watched = observer is not None and observer.running and not observer.inside
+        # A subclass that calls super().get_interface() has been given a reporting function already.
+        return _reported(function) if watched and not hasattr(function, "reports_to_clearhead") else function
+
+    return get_interface
+
+
+def _reported(function: Function) -> Function:
+    @functools.wraps(function)
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        observer = current()
+        if observer is None or not observer.running:
+            return function(*args, **kwargs)
+        with observer.taken():
+            result = function(*args, **kwargs)
+            arguments = _bind(function, args, kwargs)
+            calls, certain = readings(function, arguments)
+            call = calls[0] if certain else confirmed(calls, _output(result), arguments)
+            observer.see(call, arguments.module)
+        return result
+
+    attention.reports_to_clearhead = True  # type: ignore[attr-defined]
+    return attention
+
+
+def _bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments by name. Models pass the first five in this order; more than five are bound by the signature."""
+    if len(args) > len(_NAMES):
+        bound = inspect.signature(function).bind(*args, **kwargs).arguments
+        given = {**bound.pop("kwargs", {}), **bound}
+    else:
+        given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+    module, query, key, value = (given.pop(name) for name in _NAMES[:4])
+    return Arguments(module, query, key, value, given.pop("attention_mask", None), given)
+
+
+def _output(result: Any) -> Tensor:
+    output = result[0] if isinstance(result, tuple) else result
+    return output  # type: ignore[no-any-return]

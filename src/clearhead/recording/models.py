@@ -1,0 +1,69 @@
+"""Which models can be watched at all: those whose Python code runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import fx, nn
+
+from clearhead._checks import describe
+from clearhead.errors import RecordingError
+
+__all__ = ["check_model", "running_eagerly", "unwrapped"]
+
+
+def check_model(model: object) -> None:
+    """Raise RecordingError, saying why and what to do, for what has no Python code to watch."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise RecordingError(
+            f"record({type(model).__name__}): a scripted or traced model runs in TorchScript, where no call can be"
+            " seen. Record the nn.Module that it was made from."
+        )
+    if isinstance(model, torch.export.ExportedProgram) or (isinstance(model, fx.GraphModule) and _is_exported(model)):
+        raise RecordingError(
+            f"record({type(model).__name__}): an exported program is a graph of kernels, in which attention may have"
+            " been taken apart. Record the nn.Module that it was exported from."
+        )
+    if not isinstance(model, nn.Module):
+        raise RecordingError(
+            f"record({describe(model)}): expected the torch.nn.Module that is called in the block. Of a pipeline or"
+            " wrapper, pass the module inside (often its .model)."
+        )
+
+
+def _is_exported(model: fx.GraphModule) -> bool:
+    return any(isinstance(node.target, torch._ops.OpOverload) for node in model.graph.nodes)
+
+
+def unwrapped(model: nn.Module) -> tuple[nn.Module, ...]:
+    """The model, and the one inside if it is the product of torch.compile: a call of either is a pass."""
+    inner = getattr(model, "_orig_mod", None) if type(model).__name__ == "OptimizedModule" else None
+    return (model, inner) if isinstance(inner, nn.Module) else (model,)
+
+
+@contextmanager
+def running_eagerly(model: nn.Module) -> Iterator[None]:
+    """Within the block, a compiled model runs its Python code, and a warning says so; other models are left alone.
+
+    Only for compiled models: FlexAttention compiles its kernel on its own, and that must run as without the recorder.
+    """
+    if not any(_is_compiled(module) for module in model.modules()):
+        yield
+        return
+    if torch.compiler.is_compiling():
+        raise RecordingError("record() inside a function that torch.compile is compiling: call it outside.")
+    warnings.warn(
+        f"record({type(model).__name__}): the compiled model runs uncompiled inside this block (a compiled graph makes"
+        " no calls that can be seen); its output is that of the uncompiled model.",
+        UserWarning,
+        stacklevel=4,
+    )
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

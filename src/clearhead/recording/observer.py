@@ -1,0 +1,191 @@
+"""Watching one thread: which module is running, when a pass begins and ends, and where the function mode may stand.
+
+`torch.nn.Module.__call__` is replaced for the time of a block (no hook is put on any module: a hook would switch
+off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from each module). A torch function
+mode also switches that fast path off, and padded rows of its output change; so while PyTorch's own
+`nn.TransformerEncoder`, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` compute, the mode steps out, and it
+steps in again for any module that they call.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from torch import nn
+from torch.overrides import _get_current_function_mode
+
+from clearhead.recording.calls import Call
+from clearhead.recording.functional import FunctionSeam
+from clearhead.recording.wrapping import Function, Replacement
+
+__all__ = ["REPLACEMENTS", "Listener", "Observer", "current", "listening"]
+
+
+class Listener(Protocol):
+    """What a block does with what is seen in its thread."""
+
+    roots: tuple[nn.Module, ...]  # the model; and what a compiled model wraps
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A call of a root begins; False where one is running already (a root that calls itself)."""
+
+    def end(self, complete: bool) -> None:
+        """The pass ended: completely, or by an exception."""
+
+    def see(self, call: Call, module: nn.Module | None) -> None:
+        """An attention call of `module` was made."""
+
+    def miss(self, module: nn.Module) -> None:
+        """A module whose attention cannot be seen was run."""
+
+
+_observer: ContextVar[Observer | None] = ContextVar("clearhead_observer", default=None)
+
+
+def current() -> Observer | None:
+    """The observer of this thread, where a pass is running or may begin; a context copied to another thread is not it."""
+    observer = _observer.get()
+    return observer if observer is not None and observer.thread == threading.get_ident() else None
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Report to `listener` what this thread does; blocks may be nested."""
+    outer = current()
+    observer = outer or Observer()
+    _observer.set(observer)
+    observer.listeners.append(listener)
+    try:
+        yield
+    finally:
+        observer.listeners.remove(listener)
+        _observer.set(outer)
+
+
+class Observer:
+    """The blocks that are open in one thread, and where that thread is."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.listeners: list[Listener] = []
+        self.modules: list[nn.Module] = []  # running now, outermost first
+        self.running = 0  # passes that are open
+        self.inside = False  # within an attention call that an earlier seam has taken
+        self._present = False  # whether the function mode is on torch's stack
+        self._mode = FunctionSeam(lambda call: self.see(call, self.modules[-1]))
+
+    def see(self, call: Call, module: nn.Module | None) -> None:
+        """Tell every block whose model is running."""
+        for listener in self.listeners:
+            listener.see(call, module)
+
+    def miss(self, module: nn.Module) -> None:
+        """Tell every block whose model is running that this module's attention stays unseen."""
+        for listener in self.listeners:
+            listener.miss(module)
+
+    def run(self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`module(*args, **kwargs)`, noting that it runs."""
+        self.modules.append(module)
+        try:
+            if any(module is root for listener in self.listeners for root in listener.roots):
+                return self._run_root(original, module, args, kwargs)
+            if self._present or self.inside or not self.running:
+                return original(module, *args, **kwargs)
+            with self._stepped_in():
+                return original(module, *args, **kwargs)
+        finally:
+            self.modules.pop()
+
+    def _run_root(self, original: Function, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begun = [one for one in self.listeners if any(r is root for r in one.roots) and one.begin(args, kwargs)]
+        self.running += len(begun)
+        complete = False
+        try:
+            with self._stepped_in():
+                result = original(root, *args, **kwargs)
+            complete = True
+            return result
+        finally:
+            self.running -= len(begun)
+            for listener in begun:
+                listener.end(complete)
+
+    @contextmanager
+    def _stepped_in(self) -> Iterator[None]:
+        if self._present or self.inside:
+            yield
+            return
+        self._present = True
+        try:
+            with self._mode:
+                yield
+        finally:
+            self._present = False
+
+    @contextmanager
+    def stepped_out(self) -> Iterator[None]:
+        """Our function mode off torch's stack. Below somebody else's mode it may stay: theirs has the same effect."""
+        if not self._present or _get_current_function_mode() is not self._mode:
+            yield
+            return
+        self._mode.__exit__(None, None, None)
+        self._present = False
+        try:
+            yield
+        finally:
+            self._present = True
+            self._mode.__enter__()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Within an attention call that is reported by its own seam: nothing below it is reported again."""
+        outer, self.inside = self.inside, True
+        try:
+            with self.stepped_out():
+                yield
+        finally:
+            self.inside = outer
+
+
+def _observed(original: Function) -> Function:
+    @functools.wraps(original)
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        observer = current()
+        if observer is None:
+            return original(self, *args, **kwargs)
+        return observer.run(original, self, args, kwargs)
+
+    return __call__
+
+
+def _unseen(original: Function, counts: bool) -> Function:
+    @functools.wraps(original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        observer = current()
+        if observer is None or not observer.running:
+            return original(self, *args, **kwargs)
+        if counts:
+            observer.miss(self)
+        with observer.stepped_out():
+            return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _fast(owner: type[nn.Module], *, counts: bool = True) -> Replacement:
+    wrap: Callable[[Function], Function] = functools.partial(_unseen, counts=counts)
+    return Replacement(owner, "forward", wrap)
+
+
+REPLACEMENTS = (
+    Replacement(nn.Module, "__call__", _observed),
+    _fast(nn.TransformerEncoder, counts=False),
+    _fast(nn.TransformerEncoderLayer),
+    _fast(nn.MultiheadAttention),
+)

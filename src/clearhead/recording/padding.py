@@ -1,0 +1,111 @@
+"""Which tokens of a pass are real: read from the model call's own `attention_mask`, and joined to each map's mask.
+
+A padded key is seen by nobody and a padded query sees nothing, whatever the model did with it: libraries hide with the
+dtype's lowest number, which turns a padded row into a uniform one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from clearhead import masks
+from clearhead._checks import describe
+from clearhead.errors import ShapeError
+from clearhead.recording.calls import Call
+
+__all__ = ["Padding", "check_padding", "read_padding"]
+
+_CROSS = ("cross", "encdec", "encoder_attn", "encoder_decoder")  # in the name of a cross-attention module
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """Real tokens of one call of the model: (B, tokens) bool; None where none is padded, or nothing was said."""
+
+    tokens: Tensor | None = None  # attention_mask
+    encoder: Tensor | None = None  # encoder_attention_mask
+    decoder: Tensor | None = None  # decoder_attention_mask
+    has_decoder: bool = False  # the model is an encoder-decoder: attention_mask is the encoder's
+    stated: bool = False  # by the user (padding=), rather than read
+
+    def rule(self, call: Call, path: str) -> masks.MaskRule | None:
+        """What this call's map must not show, or None.
+
+        A call that came without any mask did not hide the padded keys, so the padding is not its own (the image tower
+        of a vision-language model, say); padding that the user stated is always joined where it fits.
+        """
+        if not self.stated and not call.masks and not call.biases:
+            return None
+        keys, queries = self._of(path)
+        B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+        keys = keys if keys is not None and keys.shape == (B, S) else None
+        queries = queries if queries is not None and queries.shape[0] == B and queries.shape[1] >= T else None
+        if queries is not None and not _is_cross(path) and keys is None:
+            return None  # self-attention of another length: not about these tokens
+        queries = None if queries is None else queries[:, queries.shape[1] - T :]
+        return masks.padding(keys=keys, queries=queries) if keys is not None or queries is not None else None
+
+    def _of(self, path: str) -> tuple[Tensor | None, Tensor | None]:
+        """The real keys and the real queries of the module at this path."""
+        in_decoder = self.has_decoder and "decoder" in path.split(".")
+        queries = self.decoder if in_decoder else self.tokens
+        if not _is_cross(path):
+            return queries, queries
+        return self.encoder if self.encoder is not None else self.tokens if in_decoder else None, queries
+
+
+def _is_cross(path: str) -> bool:
+    """Whether a module attends to another sequence, by its name or its parent's."""
+    names = ".".join(path.lower().split(".")[-2:])
+    return any(name in names for name in _CROSS)
+
+
+def check_padding(padding: object) -> None:
+    """Raise ShapeError unless `padding` is None, False or a tensor (B, tokens)."""
+    if padding is None or padding is False:
+        return
+    if not isinstance(padding, Tensor) or padding.ndim != 2 or padding.is_floating_point():
+        raise ShapeError(
+            f"record(padding={describe(padding)}): expected the tokenizer's attention_mask, a bool or 0/1 tensor"
+            " (B, tokens) that is True where a token is real; False for no padding; None to read it from the call."
+        )
+
+
+def read_padding(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stated: Tensor | bool | None
+) -> Padding:
+    """The padding of the call `model(*args, **kwargs)`, or the one the user stated."""
+    if stated is False:
+        return Padding()
+    parameters, given = _bound(model, args, kwargs)
+    has_decoder = "decoder_attention_mask" in parameters or "decoder_input_ids" in parameters
+    if isinstance(stated, Tensor):
+        return Padding(_flags(stated), decoder=_flags(given.get("decoder_attention_mask")), has_decoder=has_decoder, stated=True)
+    return Padding(
+        _flags(given.get("attention_mask")),
+        _flags(given.get("encoder_attention_mask")),
+        _flags(given.get("decoder_attention_mask")),
+        has_decoder,
+    )
+
+
+def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[str], dict[str, Any]]:
+    """The names that `forward` takes, and the arguments of this call by name."""
+    signature = inspect.signature(model.forward)
+    try:
+        given = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError:  # the call itself will say so
+        given = {}
+    return set(signature.parameters), {**kwargs, **given}
+
+
+def _flags(mask: object) -> Tensor | None:
+    """A 2-D mask as bool; None where it is something else, or pads nothing."""
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.is_floating_point():
+        return None
+    real = mask != 0
+    return None if bool(real.all()) else real

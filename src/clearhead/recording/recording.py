@@ -1,0 +1,219 @@
+"""What a block has seen: passes (calls of the model), each a sequence of layer maps in the order of the calls."""
+
+from __future__ import annotations
+
+import difflib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+from torch import Tensor
+
+from clearhead._format import size
+from clearhead.errors import RecordingError
+from clearhead.maps import SoftmaxMap
+
+__all__ = ["Layer", "Pass", "Recording"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One attention call of a pass: which one, by which module, and its map."""
+
+    number: int
+    path: str
+    map: SoftmaxMap
+    made_from: tuple[Tensor, ...]  # every tensor the map reads
+    versions: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", tuple(_version(tensor) for tensor in self.made_from))
+
+    def read(self) -> SoftmaxMap:
+        """The map; RecordingError if a tensor that it reads was written to since the call."""
+        changed = [t for t, was in zip(self.made_from, self.versions, strict=True) if _version(t) != was]
+        if changed:
+            raise RecordingError(
+                f"the map of layer {self.number} ({self.path!r}) can no longer be read: a tensor of shape"
+                f" {tuple(changed[0].shape)} that it is made from was overwritten in place after the call (a static"
+                " cache does so at each step, an optimiser at each update). Read the map before that."
+            )
+        return self.map
+
+
+class _Maps(Sequence[SoftmaxMap]):
+    """What a pass and a recording of one pass have in common."""
+
+    @abstractmethod
+    def _kept(self, asked: str) -> list[Layer]:
+        """The layers to speak of; `asked` restates the question for an error."""
+
+    def __len__(self) -> int:
+        return len(self._kept("len(recording)"))
+
+    def __iter__(self) -> Iterator[SoftmaxMap]:
+        return (layer.read() for layer in self._kept("iteration"))
+
+    @overload
+    def __getitem__(self, index: int | str | tuple[str, int]) -> SoftmaxMap: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SoftmaxMap]: ...
+    def __getitem__(self, index: int | str | tuple[str, int] | slice) -> SoftmaxMap | list[SoftmaxMap]:
+        """A map by position or module path (with the number of the call, where a module was called often); a slice: a list."""
+        kept = self._kept(f"recording[{index!r}]")
+        if isinstance(index, slice):
+            return [layer.read() for layer in kept[index]]
+        if isinstance(index, str):
+            return _only(kept, index).read()
+        if isinstance(index, tuple):
+            return _at(_of(kept, index[0]), index[1], f"recording[{index!r}]").read()
+        return _at(kept, index, f"recording[{index}]").read()
+
+    @property
+    def paths(self) -> list[str]:
+        """The module path of each map."""
+        return [layer.path for layer in self._kept("recording.paths")]
+
+    @property
+    def layers(self) -> list[int]:
+        """The number of each map: its index among the attention calls of the pass, also where `layers=` left some out."""
+        return [layer.number for layer in self._kept("recording.layers")]
+
+    @property
+    def attentions(self) -> tuple[SoftmaxMap, ...]:
+        """The maps in the order of transformers' `output_attentions`, lazy."""
+        return tuple(self)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes that the weights would take as tensors, as `output_attentions` makes them."""
+        return sum(layer.map.dense_nbytes for layer in self._kept("recording.dense_nbytes"))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held: each storage once, however many maps share it (a mask, a fused qkv)."""
+        return _held(self._kept("recording.nbytes"))
+
+    def to_attentions(self, *, max_bytes: int = 1_000_000_000) -> tuple[Tensor, ...]:
+        """The dense weights of every layer, each (B, H, T, S): what transformers returns and BertViz takes.
+
+        Raises RecordingError where they would take more than `max_bytes`.
+        """
+        if self.dense_nbytes > max_bytes:
+            raise RecordingError(
+                f"to_attentions(max_bytes={max_bytes:,}): the dense weights take {self.dense_nbytes:,} bytes"
+                f" ({size(self.dense_nbytes)}). Allow that many, record fewer layers (record(model, layers=[…])),"
+                " or read the lazy maps in recording.attentions."
+            )
+        return tuple(attn.to_dense() for attn in self)
+
+
+class Pass(_Maps):
+    """One call of the recorded model: its maps in the order of the attention calls."""
+
+    def __init__(self) -> None:
+        self._layers: list[Layer] = []
+
+    def _kept(self, asked: str) -> list[Layer]:
+        return self._layers
+
+    def __repr__(self) -> str:
+        return f"Pass({_summary(self._layers)})"
+
+
+class Recording(_Maps):
+    """What `clearhead.record` has seen.
+
+    A sequence of layer maps where the model was called once; `.passes` holds one such sequence per call. Maps are
+    indexed by position (`recording[17]`, `recording[-1]`, `recording[2:5]`) or module path.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+
+    def _kept(self, asked: str) -> list[Layer]:
+        if len(self.passes) == 1:
+            return self.passes[0]._kept(asked)
+        if not self.passes:
+            raise RecordingError(f"{asked}: nothing is recorded; no call of the model has ended in this block yet.")
+        raise RecordingError(
+            f"{asked}: the model was called {len(self.passes)} times in this block."
+            f" Say which call: recording.passes[0] … recording.passes[{len(self.passes) - 1}]."
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held by all passes: each storage once."""
+        return _held([layer for each in self.passes for layer in each._layers])
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes that the weights of all passes would take as tensors."""
+        return sum(each.dense_nbytes for each in self.passes)
+
+    def __repr__(self) -> str:
+        if len(self.passes) == 1:
+            return f"Recording({_summary(self.passes[0]._layers)})"
+        return f"Recording(passes={len(self.passes)}; holds {size(self.nbytes)})"
+
+
+def _summary(layers: list[Layer]) -> str:
+    dense = sum(layer.map.dense_nbytes for layer in layers)
+    shapes = sorted({tuple(layer.map.shape) for layer in layers})
+    shape = f", each {shapes[0]}" if len(shapes) == 1 else ""
+    return f"layers={len(layers)}{shape}; holds {size(_held(layers))}, dense {size(dense)}"
+
+
+def _held(layers: list[Layer]) -> int:
+    storages = (tensor.untyped_storage() for layer in layers for tensor in layer.made_from)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written to; inference tensors do not count, and cannot be watched."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _at(kept: list[Layer], index: int, asked: str) -> Layer:
+    if not -len(kept) <= index < len(kept):
+        numbers = [layer.number for layer in kept]
+        raise IndexError(f"{asked}: there are {len(kept)} maps here, of layers {shorten(numbers)}.")
+    return kept[index]
+
+
+def _of(kept: list[Layer], path: str) -> list[Layer]:
+    found = [layer for layer in kept if layer.path == path]
+    if not found:
+        paths = list(dict.fromkeys(layer.path for layer in kept))
+        near = difflib.get_close_matches(path, paths, n=3, cutoff=0.4) or paths[:3]
+        raise RecordingError(
+            f"recording[{path!r}]: no attention call of that module. Near: {', '.join(map(repr, near))};"
+            " recording.paths lists all."
+        )
+    return found
+
+
+def _only(kept: list[Layer], path: str) -> Layer:
+    found = _of(kept, path)
+    if len(found) > 1:
+        raise RecordingError(
+            f"recording[{path!r}]: the module was called {len(found)} times in this pass, as layers"
+            f" {shorten([layer.number for layer in found])}. Say which: recording[{path!r}, 0], or by layer."
+        )
+    return found[0]
+
+
+def shorten(numbers: Sequence[int]) -> str:
+    """Numbers for a message: 0, 1, 2, …, 29.
+
+    >>> shorten(range(30))
+    '0, 1, 2, …, 29'
+    """
+    if len(numbers) <= 6:
+        return ", ".join(map(str, numbers)) or "none"
+    return ", ".join([*map(str, numbers[:3]), "…", str(numbers[-1])])
+
+
+for _class in (Pass, Recording):
+    _class.__module__ = "clearhead"

@@ -1,0 +1,315 @@
+"""Seam 1: transformers models, every layer and head against eager `output_attentions`, output unchanged."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clearhead.recording as recording
+from clearhead.errors import RecordingError
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+LLAMA = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 128}
+EAGER_ONLY = ["eager"]
+FUSED = ["eager", "sdpa"]
+
+MODELS: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "llama": (lambda: transformers.LlamaConfig(**LLAMA), FUSED),
+    "mistral window": (lambda: transformers.MistralConfig(**LLAMA, sliding_window=4), FUSED),
+    "gemma2 softcap": (
+        lambda: transformers.Gemma2Config(
+            **LLAMA, head_dim=8, sliding_window=4, query_pre_attn_scalar=5, attn_logit_softcapping=2.0
+        ),
+        EAGER_ONLY,
+    ),
+    "gpt2": (
+        lambda: transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=3, n_head=4, scale_attn_by_inverse_layer_idx=True),
+        FUSED,
+    ),
+    "gpt-oss sinks": (
+        lambda: transformers.GptOssConfig(**LLAMA, head_dim=8, sliding_window=4, num_local_experts=2, num_experts_per_tok=1),
+        EAGER_ONLY,
+    ),
+    "bert": (lambda: transformers.BertConfig(**SMALL, intermediate_size=48), FUSED),
+    "albert": (lambda: transformers.AlbertConfig(**SMALL, embedding_size=16, intermediate_size=48), FUSED),
+}
+
+
+def build(name: str) -> nn.Module:
+    """A model with weights large enough that attention is not uniform."""
+    torch.manual_seed(0)
+    config = MODELS[name][0]()
+    encoder = config.model_type in ("bert", "albert")
+    auto = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.25)
+    return model.eval()
+
+
+def padded(B: int, T: int, side: str | None) -> dict[str, Tensor]:
+    """Tokens, and a mask that pads the first sequence by three on one side."""
+    mask = torch.ones(B, T, dtype=torch.long)
+    if side is not None:
+        mask[0, slice(0, 3) if side == "left" else slice(T - 3, T)] = 0
+    return {"input_ids": torch.randint(3, 60, (B, T), generator=torch.Generator().manual_seed(2)), "attention_mask": mask}
+
+
+def run(model: nn.Module, inputs: dict[str, Tensor], implementation: str, **more: Any) -> Any:
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return model(**inputs, **more)
+
+
+def compare(model: nn.Module, inputs: dict[str, Tensor], implementation: str) -> float:
+    """The largest difference of any weight from eager; the output must not differ at all."""
+    dense = run(model, inputs, "eager", output_attentions=True).attentions
+    plain = run(model, inputs, implementation)[0]
+    with recording.record(model) as rec:
+        out = run(model, inputs, implementation)[0]
+    assert torch.equal(out, plain)
+    assert model.config._attn_implementation == implementation
+    assert len(rec) == len(dense)
+    real = inputs["attention_mask"].bool()[:, None, :, None]
+    for ours, theirs in zip(rec, dense, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours.to_dense().masked_select(~real.expand(theirs.shape)) == 0).all()  # padded queries: our rule
+    return max(float((a.to_dense() - b * real).abs().max()) for a, b in zip(rec, dense, strict=True))
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@pytest.mark.parametrize(("name", "implementation"), [(n, i) for n, (_, run_as) in MODELS.items() for i in run_as])
+def test_trap02_the_recorded_weights_are_eagers_and_the_output_stays(name, implementation, side):
+    assert compare(build(name), padded(2, 10, side), implementation) <= 2e-6
+
+
+@pytest.mark.parametrize("side", [None, "left"])
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_is_read_from_its_block_mask(side):
+    assert compare(build("mistral window"), padded(2, 10, side), "flex_attention") <= 2e-6
+
+
+def test_trap04_left_padding_makes_empty_rows_that_are_zero():
+    with recording.record(model := build("llama")) as rec:
+        run(model, padded(2, 10, "left"), "sdpa")
+    dense = rec[0].to_dense()
+    assert (dense[0, :, :3] == 0).all()
+    assert (dense[0, :, :, :3] == 0).all()
+    assert (rec[0].entropy()[0, :, :3] == 0).all()
+    assert (rec[0].lse[0, :, :3] == -torch.inf).all()
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")  # renamed in transformers 5.24
+def test_trap15_grouped_heads_arrive_unexpanded_even_for_one_query():
+    model, inputs = build("llama"), padded(2, 10, "left")
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        cache = model(**{n: x[:, :9] for n, x in inputs.items()}).past_key_values
+        with recording.record(model) as rec:
+            model(input_ids=inputs["input_ids"][:, 9:], attention_mask=inputs["attention_mask"], past_key_values=cache)
+    dense = run(model, inputs, "eager", output_attentions=True).attentions
+    assert rec[0].shape == (2, 4, 1, 10)
+    assert rec[0].k.shape[1] == 2
+    for ours, theirs in zip(rec, dense, strict=True):
+        assert (ours.to_dense() - theirs[:, :, -1:]).abs().max() <= 2e-6
+
+
+def test_trap16_windows_alternate_and_count_the_query():
+    with recording.record(model := build("gemma2 softcap")) as rec:
+        run(model, padded(1, 10, None), "eager")
+    counts = [(attn.to_dense()[0, 0] > 0).sum(-1).tolist() for attn in rec]
+    assert counts[0] == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]
+    assert counts[1] == list(range(1, 11))
+
+
+def test_trap17_learned_sinks_take_weight_and_the_map_says_so():
+    with recording.record(model := build("gpt-oss sinks")) as rec:
+        run(model, padded(1, 10, None), "eager")
+    assert (rec[0].to_dense().sum(-1) < 1).all()
+    assert "sum to less than 1" in repr(rec[0])
+
+
+def test_one_module_called_many_times_is_many_layers():
+    with recording.record(model := build("albert")) as rec:
+        run(model, padded(1, 10, None), "sdpa")
+    assert rec.layers == [0, 1, 2]
+    path = rec.paths[0]
+    assert rec.paths == [path] * 3
+    assert rec[path, 2] is rec[2]
+    with pytest.raises(RecordingError, match=r"called 3 times in this pass, as layers 0, 1, 2"):
+        rec[path]
+
+
+def test_trap18_an_encoder_decoders_cross_attention_has_its_own_padding():
+    torch.manual_seed(0)
+    model = transformers.BartForConditionalGeneration._from_config(
+        transformers.BartConfig(
+            vocab_size=60, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
+        ),
+        attn_implementation="eager",
+    ).eval()
+    source, target = padded(2, 10, "right"), padded(2, 10, "left")  # equal lengths: the sides can be confused
+    inputs = source | {"decoder_input_ids": target["input_ids"], "decoder_attention_mask": target["attention_mask"]}
+    theirs = run(model, inputs, "eager", output_attentions=True)
+    with recording.record(model) as rec:
+        run(model, inputs, "sdpa")
+    src, tgt = (x["attention_mask"].bool()[:, None, :, None] for x in (source, target))
+    expected = [theirs.encoder_attentions[0] * src, theirs.decoder_attentions[0] * tgt, theirs.cross_attentions[0] * tgt]
+    for ours, dense in zip(rec, expected, strict=True):
+        assert (ours.to_dense() - dense).abs().max() <= 1e-6
+
+
+def test_trap17_a_position_bias_is_part_of_the_scores():
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
+    model = transformers.T5EncoderModel._from_config(config, attn_implementation="eager").eval()
+    assert compare(model, padded(2, 10, "right"), "sdpa") <= 1e-6
+    with recording.record(model) as rec:
+        run(model, padded(2, 10, None), "sdpa")
+    assert rec[0].scale == 1.0
+
+
+def test_training_with_the_graph_kept_reaches_the_weights():
+    model, inputs = build("llama"), padded(2, 10, None)
+    model.set_attn_implementation("sdpa")
+    with recording.record(model, detach=False) as rec:
+        model(**inputs)
+    rec[0].entropy().sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+
+
+def test_dropout_in_training_is_not_in_the_weights():
+    config = transformers.LlamaConfig(**LLAMA, attention_dropout=0.5)
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager").train()
+    with recording.record(model) as rec:
+        model(**padded(2, 10, None))
+    assert model.training
+    assert (rec[0].to_dense().sum(-1) - 1).abs().max() <= 1e-6
+
+
+@pytest.fixture
+def registered():
+    """Registers an attention implementation for the test, and takes it back."""
+    names = []
+
+    def register(function: Callable[..., Any]) -> str:
+        name = f"clearhead_test_{len(names)}"
+        transformers.AttentionInterface.register(name, function)
+        names.append(name)
+        return name
+
+    yield register
+    for name in names:
+        del transformers.AttentionInterface._global_mapping[name]
+
+
+def test_an_implementation_of_the_users_own_is_checked_against_its_output(registered):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def wrapper(*args, **kwargs):
+        return sdpa_attention_forward(*args, **kwargs)
+
+    model, inputs = build("llama"), padded(2, 10, None)
+    dense = run(model, inputs, "eager", output_attentions=True).attentions
+    with recording.record(model) as rec:
+        run(model, inputs, registered(wrapper))  # no mask function is registered: causal by is_causal alone
+    assert max((a.to_dense() - b).abs().max() for a, b in zip(rec, dense, strict=True)) <= 2e-6
+
+
+def test_an_implementation_that_computes_something_else_is_an_error(registered):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def sharper(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=3 * scaling, **kwargs)
+
+    model, inputs = build("llama"), padded(2, 10, None)
+    with pytest.raises(RecordingError, match="its output is not softmax"), recording.record(model):
+        run(model, inputs, registered(sharper))
+
+
+def test_a_subclass_of_the_interface_that_overrides_the_method_is_seen_once(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    class Interface(transformers.AttentionInterface):
+        def get_interface(self, attn_implementation, default):
+            return super().get_interface(attn_implementation, default)
+
+    monkeypatch.setattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS", Interface())
+    own = Interface.get_interface
+    with recording.record(model := build("llama")) as rec:
+        run(model, padded(1, 10, None), "sdpa")
+    assert rec.layers == [0, 1, 2]
+    assert Interface.get_interface is own
+
+
+def test_transformers_is_not_loaded_by_recording():
+    import subprocess
+
+    code = "import sys, clearhead.recording; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+# --- real weights -----------------------------------------------------------------------------------------------------
+
+TEXT = (
+    "When Mary and John went to the store, John gave a drink to Mary. The store was old, and the drink was cold;"
+    " Mary thanked John, and John thanked the man in the store. When Mary and John went home, Mary gave the drink"
+    " to a child who had been waiting by the door since the morning, and the child gave it to the dog. "
+)
+
+
+def eager_copy(model: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(model)
+    twin.set_attn_implementation("eager")
+    return twin
+
+
+def worst(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, float]:
+    """The largest error of any weight of a real query, per implementation; also asserts equal outputs."""
+    return {implementation: compare(eager_copy(model), inputs, implementation) for implementation in FUSED}
+
+
+@pytest.mark.parametrize("tokens", [90, pytest.param(512, marks=pytest.mark.full)])
+def test_trap01_smollm2_every_layer_and_head(smollm2, tokens, record_property):
+    model, tokenizer = smollm2
+    ids = tokenizer(TEXT * 8, return_tensors="pt").input_ids[:, :tokens]
+    errors = worst(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    record_property("max_error", errors)
+    assert max(errors.values()) <= 1e-5
+
+
+def test_trap05_smollm2_in_a_left_padded_batch(smollm2, record_property):
+    model, tokenizer = smollm2
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :48].repeat(2, 1)
+    mask = torch.ones_like(ids)
+    mask[0, :17] = 0
+    errors = worst(model, {"input_ids": ids, "attention_mask": mask})
+    record_property("max_error", errors)
+    assert max(errors.values()) <= 1e-5
+
+
+def test_trap05_minilm_in_a_padded_batch(minilm, record_property):
+    model, tokenizer = minilm
+    inputs = dict(tokenizer(["The dog chased the cat", TEXT], padding=True, return_tensors="pt"))
+    assert int(inputs["attention_mask"][0].sum()) == 7
+    errors = worst(model, inputs)
+    record_property("max_error", errors)
+    assert max(errors.values()) <= 1e-5
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_on_smollm2(smollm2):
+    model, tokenizer = smollm2
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :90]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert compare(eager_copy(model), inputs, "flex_attention") <= 1e-5
