@@ -38,7 +38,7 @@ def _fixture(name: str) -> Callable[[], Loaded]:
     def loaded() -> Loaded:
         return _load(name)
 
-    loaded.__doc__ = f"(model, tokenizer) of {name}, loaded once per session; skips where it is not installed."
+    loaded.__doc__ = f"(model, tokenizer) of {name}, loaded once; skips where it is not installed."
     return pytest.fixture(scope="session", name=name)(loaded)
 
 

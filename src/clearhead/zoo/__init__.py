@@ -5,7 +5,7 @@ Nothing heavy is imported until `load` is called: `available` only looks for pac
 
 from __future__ import annotations
 
-from .catalog import Entry, available
-from .loading import context_length, load
+from clearhead.zoo.catalog import Entry, available
+from clearhead.zoo.loading import context_length, load
 
 __all__ = ["Entry", "available", "context_length", "load"]

@@ -1,4 +1,4 @@
-"""The cache folder: entries appear whole or not at all, and are checked byte for byte before they are used."""
+"""The cache folder: entries appear whole or not at all, and are checked before they are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..errors import ModelError
+from clearhead.errors import ModelError
 
 _LAYOUT = 1  # raise it when what an entry holds changes
 _MANIFEST = "clearhead.json"
@@ -48,7 +48,7 @@ def has_entry(file: Path) -> bool:
     """Whether the file was converted before; a quick look that reads no weights."""
     try:
         return (entry_for(file) / _MANIFEST).is_file()
-    except (PackageNotFoundError, ImportError):  # no transformers or platformdirs: nothing can have been converted
+    except (PackageNotFoundError, ImportError):  # without those nothing was converted
         return False
 
 
@@ -66,7 +66,7 @@ def intact(entry: Path) -> bool:
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A new folder beside the entries, gone at the end whatever happens; `ModelError` if it cannot be made."""
+    """A new folder beside the entries, gone at the end whatever happens; or `ModelError`."""
     parent = root()
     try:
         parent.mkdir(parents=True, exist_ok=True)

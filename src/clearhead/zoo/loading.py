@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..errors import ModelError
-from . import catalog
-from .conversion import Progress, converted
-from .quiet import quiet
-from .smiles import smiles_tokenizer
+from clearhead.errors import ModelError
+from clearhead.zoo import catalog
+from clearhead.zoo.conversion import Progress, converted
+from clearhead.zoo.quiet import quiet
+from clearhead.zoo.smiles import smiles_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,10 +29,10 @@ def load(
     """The model, in evaluation mode and float32, and its tokenizer.
 
     Args:
-        name: a name that `available` lists, a path to a model folder or to a ``.gguf`` file, or a Hugging Face id
-            (from the hub, or from its local cache where there is no network or ``HF_HUB_OFFLINE`` is set)
-        on_progress: called as ``on_progress(stage, done, total)`` with the stages ``"convert"`` (a ``.gguf`` file
-            on first use) and ``"load"``
+        name: a name that `available` lists, a path to a model folder or a ``.gguf`` file, or a Hugging Face
+            id (from the hub, or from its local cache without network or where ``HF_HUB_OFFLINE`` is set)
+        on_progress: called as ``on_progress(stage, done, total)`` with the stages ``"convert"`` (a ``.gguf``
+            file on first use) and ``"load"``
 
     Raises:
         ModelError: nothing of that name can be had; the message says what can, and what to do.
@@ -47,20 +47,21 @@ def load(
     report("load", 0, 2)
     model = _model(source, name, local=local)
     report("load", 1, 2)
-    tokenizer = smiles_tokenizer(Path(source)) if name == "rxnmapper" else _tokenizer(source, name, local=local)
+    tokenizer = _tokenizer(source, name, local=local)
     report("load", 2, 2)
     return model, tokenizer
 
 
 def context_length(model: Any) -> int | None:
-    """The longest text in tokens, special ones included, that the model has positions for; None if it has no limit.
+    """The longest text, in tokens with special ones, that the model has positions for; None without a limit.
 
     >>> from types import SimpleNamespace
     >>> context_length(SimpleNamespace(config=SimpleNamespace(n_positions=1024)))
     1024
     """
-    config = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
     if getattr(config, "model_type", None) == "t5":  # relative positions: its n_positions limits nothing
         return None
     limit = next((int(value) for key in _LIMITS if (value := getattr(config, key, None))), None)
@@ -68,7 +69,7 @@ def context_length(model: Any) -> int | None:
 
 
 def _reserved_positions(model: Any) -> int:
-    """RoBERTa and its kin count positions from padding_idx + 1, so their table is that much longer than the text."""
+    """RoBERTa and its kin count positions from padding_idx + 1: their table is that much longer."""
     for path, module in model.named_modules() if hasattr(model, "named_modules") else ():
         if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return int(module.padding_idx) + 1
@@ -76,7 +77,7 @@ def _reserved_positions(model: Any) -> int:
 
 
 def _locate(name: str, on_progress: Progress | None) -> Path | None:
-    """The local folder to load from, converted first if need be; None if the name can only be a Hugging Face id."""
+    """The local folder to load from, converted first if need be; None if it can only be a Hugging Face id."""
     if not name.strip():
         raise ModelError(f"load() got an empty name. {catalog.here()}.")
     packaged = catalog.find(name)
@@ -104,8 +105,12 @@ def _model_folder(path: Path) -> Path:
 
 
 def _unknown(name: str, nearest: Sequence[str]) -> ModelError:
-    guess = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
-    return ModelError(f'there is no model named "{name}".{guess} {catalog.here()}. See: clearhead models')
+    known = f"{catalog.here()}. See: clearhead models"
+    return ModelError(f'there is no model named "{name}".{_guess(nearest)} {known}')
+
+
+def _guess(nearest: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(nearest)}?" if nearest else ""
 
 
 def _hub_reachable() -> bool:
@@ -138,7 +143,7 @@ def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
     if info["missing_keys"]:
         some = ", ".join(sorted(info["missing_keys"])[:4])
         warnings.warn(
-            f"{name} has no weights for {len(info['missing_keys'])} parameters ({some}, ...): those are random",
+            f"{name} has no weights for {len(info['missing_keys'])} parameters, which are random: {some}",
             stacklevel=3,
         )
     loaded: PreTrainedModel = model.eval()
@@ -146,7 +151,7 @@ def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
 
 
 def _class_for(config: Any) -> Any:
-    """The class that the weights were saved from, or the nearest automatic one where the config names none."""
+    """The class that the weights were saved from, or an automatic one where the config names none."""
     import transformers
 
     if type(config) in transformers.AutoModelForCausalLM._model_mapping:
@@ -159,6 +164,8 @@ def _class_for(config: Any) -> Any:
 def _tokenizer(source: str, name: str, *, local: bool) -> PreTrainedTokenizerBase:
     import transformers
 
+    if name == "rxnmapper":
+        return smiles_tokenizer(Path(source))
     try:
         with quiet():
             tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
@@ -173,11 +180,10 @@ def _failed(source: str, name: str, error: Exception, *, local: bool) -> ModelEr
     if Path(source).is_dir():
         return ModelError(f"the model in {source} does not load: {type(error).__name__}: {error}")
     if local:
-        nearest = catalog.nearest(name)
-        guess = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
         return ModelError(
-            f'"{name}" is no name, folder or .gguf file; as a Hugging Face id it is not in the local '
-            f"cache, while the hub cannot be asked (no network, or HF_HUB_OFFLINE is set).{guess} {catalog.here()}. See: clearhead models"
+            f'"{name}" is no name, folder or .gguf file; as a Hugging Face id it is not in the local cache, '
+            f"and the hub cannot be asked (no network, or HF_HUB_OFFLINE is set)."
+            f"{_guess(catalog.nearest(name))} {catalog.here()}. See: clearhead models"
         )
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ModelError(f'"{name}" does not load from the Hugging Face hub: {first}. {catalog.here()}.')

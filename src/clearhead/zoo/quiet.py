@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers inside the block; its settings are as before afterwards, after an exception too."""
+    """Silence transformers inside the block; its settings are as before afterwards, whatever happens."""
     from transformers.utils import logging
 
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -28,6 +28,6 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_stderr() -> Iterator[None]:
-    """Drop what is written to stderr inside the block: the one bar (of the GGUF reader) that has no switch."""
+    """Drop what is written to stderr inside the block: the one bar (the GGUF reader's) without a switch."""
     with contextlib.redirect_stderr(io.StringIO()):
         yield

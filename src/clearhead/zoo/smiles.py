@@ -9,7 +9,7 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ModelError
+from clearhead.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -1,0 +1,286 @@
+"""The commands. torch, transformers and rich are imported by the commands that need them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import webbrowser
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+
+import typer
+
+from clearhead._format import size
+from clearhead._plain import plain
+from clearhead._version import __version__
+
+if TYPE_CHECKING:
+    from clearhead.page.payload import Payload
+    from clearhead.terminal import Report
+    from clearhead.view import View
+
+app = typer.Typer(
+    name="clearhead",
+    help="See and measure what the attention heads of a language model do.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_TEXT = (
+    "The keeper of the lighthouse at Morrow Point wrote one line in her log every evening. "
+    "The storm had not come, she wrote, and the lamp was lit. "
+    "When the storm came at last, the keeper of the lighthouse at Morrow Point wrote nothing. "
+    "Mara Quill climbed the stair, counted the ships, and lit the lamp again. "
+    "In the morning Mara Quill opened the log: the storm had come, she wrote, and the lamp was lit."
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"clearhead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a letter shows "?" instead of a traceback
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+@app.command()
+def models() -> None:
+    """List the models that can be had here."""
+    from clearhead import terminal, zoo
+
+    with _clear_errors():
+        terminal.show_models(zoo.available())
+
+
+@app.command()
+def look(
+    text: Annotated[str | None, typer.Argument(help="The text; a short built-in one if left out.")] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="F", help="Read the text from file F, or from stdin for -.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
+    ] = "smollm2",
+    save: Annotated[Path | None, typer.Option(metavar="HTML", help="Where to write the page.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the heads as JSON; no page unless --save.")
+    ] = False,
+    show: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Open the page in a browser; by default on a terminal only."),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="N,N-N", help="Only these layers, from 0, such as 0,3-5.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="MB", help="Largest size of the page; 2, 10 or 25 MB by default.")
+    ] = None,
+) -> None:
+    """Show what every attention head does on a text.
+
+    The strongest heads of each role are listed in the terminal; all heads go into one HTML file.
+    """
+    from clearhead import terminal
+
+    with _clear_errors():
+        chosen = _text(text, file)
+        numbers = _layer_numbers(layers)
+        limit = _budget(budget)
+        target = _target(save, model, chosen, wanted=save is not None or not as_json)
+        with terminal.progress() as report:
+            view = _view(model, chosen, numbers, report)
+            report("page", 0, 1)
+            page = view.page(budget=limit) if target is not None else None
+        if as_json:
+            print(json.dumps(_as_json(view), allow_nan=False))
+        else:
+            terminal.show_view(view)
+        if page is not None and target is not None:
+            _write(page, target, say=sys.stderr if as_json else sys.stdout)
+            if _should_open(show):
+                webbrowser.open(target.resolve().as_uri())
+
+
+def _text(text: str | None, file: str | None) -> str:
+    if text is not None and file is not None:
+        _stop("give the text either as an argument or with --file, not both")
+    if file is not None:
+        text = _decoded(file)
+    if text is None:
+        return DEFAULT_TEXT
+    if not text.strip():
+        _stop("the text is empty: there is nothing to attend to")
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in text):  # bytes of an argument that were not UTF-8
+        _stop("the text is not valid UTF-8")
+    return text
+
+
+def _decoded(file: str) -> str:
+    name = "standard input" if file == "-" else file
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        _stop(f"cannot read {name}: {error.strerror}")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        _stop(f"{name} is not text: byte {error.start} is not UTF-8")
+    if "\0" in text:
+        _stop(f"{name} is not text: it has a zero byte at character {text.index(chr(0))}")
+    return text
+
+
+def _layer_numbers(layers: str | None) -> list[int] | None:
+    """The numbers that ``0,3-5`` means, each once, in order.
+
+    >>> _layer_numbers("0,3-5,4")
+    [0, 3, 4, 5]
+    """
+    if layers is None:
+        return None
+    numbers: set[int] = set()
+    for part in layers.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            _stop(f"--layers {layers!r}: {part!r} is no layer or range of layers; write, for example, 0,3-5")
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+def _budget(megabytes: float | None) -> int | None:
+    if megabytes is None:
+        return None
+    if not 0 < megabytes < math.inf:
+        _stop(f"--budget {megabytes:g}: the size of the page in MB must be above 0")
+    return int(megabytes * 1e6)
+
+
+def _target(save: Path | None, model: str, text: str, *, wanted: bool) -> Path | None:
+    """Where the page goes, checked before the model is loaded: a minute's work is not to end in an error."""
+    if not wanted:
+        return None
+    name = f"clearhead-{_slug(Path(model).stem, 24)}-{_slug(text, 40)}.html"
+    target = save if save is not None else Path(name)
+    folder = target.parent
+    if target.is_dir():
+        _stop(f"--save {target}: that is a folder; name a file in it")
+    if not folder.is_dir():
+        _stop(f"--save {target}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        _stop(f"cannot write to the folder {folder.resolve()}: name a file elsewhere with --save")
+    return target
+
+
+def _slug(text: str, longest: int) -> str:
+    """Whole words of the text that make a file name.
+
+    >>> _slug("The keeper of the lighthouse at Morrow Point", 24), _slug("???", 24)
+    ('the-keeper-of-the', 'text')
+    """
+    words = re.findall(r"[^\W_]+", text[:200].lower())
+    while len(words) > 1 and len("-".join(words)) > longest:
+        words.pop()
+    return "-".join(words)[:longest] or "text"
+
+
+def _view(model: str, text: str, layers: list[int] | None, report: Report) -> View:
+    report("import", 0, 1)
+    from clearhead import zoo
+
+    loaded, tokenizer = zoo.load(model, on_progress=report)
+    from clearhead.view import look  # after the name was found, since this imports torch
+
+    view = look(loaded, tokenizer, text, layers=layers, name=model, on_progress=report)
+    if len(view.tokens) < 2:
+        _stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
+    view.heads()  # computed here, where progress is shown
+    return view
+
+
+def _as_json(view: View) -> dict[str, Any]:
+    heads = [
+        {
+            "layer": head.layer,
+            "head": head.head,
+            "role": head.role,
+            "scores": _finite(head.scores),
+            "baselines": _finite(head.baselines),
+            "entropy": _number(head.entropy),
+            "distance": _number(head.distance),
+        }
+        for head in view.heads()
+    ]
+    return {
+        "clearhead": __version__,
+        "model": view.name,
+        "tokens": list(view.tokens),
+        "layers": list(view.layers),
+        "nbytes": view.nbytes,
+        "dense_nbytes": view.dense_nbytes,
+        "heads": heads,
+    }
+
+
+def _finite(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: _number(score) for name, score in scores.items()}
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)  # JSON has no NaN
+
+
+def _write(page: Payload, target: Path, *, say: TextIO) -> None:
+    from clearhead.page.html import render
+    from clearhead.view import write_whole
+
+    print(f"The page: {size(page.nbytes)}", file=say, flush=True)
+    try:
+        write_whole(target, render(page))
+    except OSError as error:
+        _stop(f"cannot write {target}: {error.strerror or error}")
+    print(f"Wrote {plain(str(target))}", file=say)
+
+
+def _should_open(wanted: bool | None) -> bool:
+    """As told; else only for a person at a terminal with a screen (without, a text browser would start)."""
+    if wanted is not None:
+        return wanted
+    screen = sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    return sys.stdout.isatty() and screen
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """What the input is to blame for becomes a message and exit code 2; our own faults stay tracebacks."""
+    from clearhead.errors import ModelError, RecordingError
+
+    try:
+        yield
+    except (ModelError, RecordingError) as error:
+        _stop(str(error))
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _stop(message: str) -> NoReturn:
+    lines = "\n".join(map(plain, message.split("\n")))
+    print(f"clearhead: {lines}", file=sys.stderr)
+    raise typer.Exit(2)

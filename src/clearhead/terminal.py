@@ -1,0 +1,133 @@
+"""What the command line shows: progress on stderr, and a view as tables. Texts and names are never markup."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from clearhead._format import size
+from clearhead._plain import plain
+
+if TYPE_CHECKING:
+    from clearhead.heads.roles import Head
+    from clearhead.view import View
+    from clearhead.zoo import Entry
+
+Report = Callable[[str, int, int], None]
+
+_STAGES = {
+    "import": "Starting PyTorch",
+    "convert": "Converting the model (once)",
+    "load": "Loading the model",
+    "model": "Running the model",
+    "heads": "Reading the heads",
+    "page": "Making the page",
+}
+_STRONGEST = 3
+
+
+def console() -> Console:
+    """Where results go: stdout, with nothing in them read as markup, emoji or something to colour."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def progress() -> Iterator[Report]:
+    """A function to report ``(stage, done, total)`` to: a bar on a terminal, a line per stage elsewhere."""
+    with _bar() if sys.stderr.isatty() else _lines() as report:
+        yield report
+
+
+@contextmanager
+def _bar() -> Iterator[Report]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        current = ""
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal current
+            if stage != current:
+                bar.reset(task)
+            current = stage
+            bar.update(task, description=_STAGES.get(stage, stage), completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def _lines() -> Iterator[Report]:
+    seen: set[str] = set()
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in seen:
+            print(f"{_STAGES.get(stage, stage)} ...", file=sys.stderr, flush=True)
+        seen.add(stage)
+
+    yield report
+
+
+def show_view(view: View) -> None:
+    """Print what was looked at and, for each role, its strongest heads beside the uniform head's score."""
+    out = console()
+    heads = view.maps[0].shape[-3]
+    out.print(f"{plain(view.name)}: {len(view.tokens)} tokens, {len(view.maps)} layers x {heads} heads")
+    short = " (this text is short: they grow with its square)" if view.dense_nbytes < view.nbytes else ""
+    out.print(f"Held: {size(view.nbytes)}; the attention matrices would take {size(view.dense_nbytes)}{short}")
+    out.print(_roles(view))
+
+
+def _roles(view: View) -> Table:
+    from clearhead.heads.roles import ROLES
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("Role")
+    table.add_column("Heads", justify="right")
+    table.add_column("Strongest: score / score of a uniform head")
+    heads = view.heads()
+    counts = heads.counts()
+    for role in ROLES:
+        shown = "   ".join(_head(head, role) for head in heads.strongest(role, _STRONGEST))
+        table.add_row(role, str(counts[role]), Text(shown or "-"))
+    return table
+
+
+def _head(head: Head, role: str) -> str:
+    score, baseline = head.scores.get(role), head.baselines.get(role)
+    if score is None or baseline is None:  # "other" has no score
+        return head.label
+    return f"{head.label} {score:.2f} / {baseline:.2f}"
+
+
+def show_models(entries: list[Entry]) -> None:
+    """Print the models by name, whether they are here, and what it takes to get the others."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("Name", "Size", "Here", "What it is; what it takes"):
+        table.add_column(heading, justify="right" if heading == "Size" else "left", overflow="fold")
+    for entry in entries:
+        note = plain(entry.what) + (f"\n-> {entry.how}" if entry.how else "")
+        status = "no" if entry.status == "missing" else "yes"
+        table.add_row(Text(plain(entry.name)), size(entry.nbytes), status, Text(note))
+    out = console()
+    out.print(table)
+    out.print("Also: any Hugging Face id, a model folder, or a .gguf file, as --model ID, FOLDER or FILE.")
