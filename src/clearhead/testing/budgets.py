@@ -1,0 +1,56 @@
+"""How far a result may be off: measured on the same inputs, never typed in.
+
+    budget = max |plain - exact|  +  eps(dtype) · (√terms + score) · max |exact|
+
+`exact` is the float64 oracle, `plain` the textbook's dense formula in the dtype of the result: a fast path may be as
+wrong as the plain computation is, plus what rounding in another order adds. Rounding errors of n terms do a random
+walk: each is uniform in ±eps/2 (standard deviation eps/√12), so √n · eps is three and a half standard deviations.
+A weight is exp(score - lse), both rounded to eps/2 of their size: `score`, the largest of a visible pair, counts once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def budget(exact: Tensor, plain: Tensor, *, terms: int, score: float = 0.0) -> float:
+    """The largest allowed error of a result of `plain`'s dtype behind whose entries stand sums of `terms` numbers."""
+    finite = torch.isfinite(exact) & torch.isfinite(plain)
+    if not bool(finite.any()):
+        return 0.0
+    exact, plain = exact[finite].double(), plain[finite]
+    eps = torch.finfo(plain.dtype).eps
+    of_plain = float((plain.double() - exact).abs().max())
+    return of_plain + eps * (math.sqrt(max(1, terms)) + score) * float(exact.abs().max())
+
+
+def assert_close(
+    got: object, exact: Tensor, plain: Tensor, *, terms: int, score: float = 0.0, what: str = "result"
+) -> None:
+    """Raise AssertionError unless `got` is a tensor of the right shape, dtype and device, finite where `exact` is, and
+    within the budget. `plain` has the dtype that is expected."""
+    if not isinstance(got, Tensor):
+        raise AssertionError(f"{what}: expected a tensor, got {type(got).__name__}")
+    got = got.detach()
+    for name in ("dtype", "device"):
+        if getattr(got, name) != getattr(plain, name):
+            raise AssertionError(f"{what}: {name} is {getattr(got, name)}, expected {getattr(plain, name)}")
+    if got.shape != exact.shape:
+        raise AssertionError(f"{what}: shape is {tuple(got.shape)}, expected {tuple(exact.shape)}")
+    _assert_same_infinities(got, exact, what)
+    finite = torch.isfinite(exact)
+    error = (got.double() - exact).abs()[finite]
+    allowed = budget(exact, plain, terms=terms, score=score)
+    if error.numel() and float(error.max()) > allowed:
+        raise AssertionError(f"{what}: off by {float(error.max()):.3g}, allowed {allowed:.3g}")
+
+
+def _assert_same_infinities(got: Tensor, exact: Tensor, what: str) -> None:
+    if not torch.equal(torch.isfinite(got), torch.isfinite(exact)):
+        wrong = int((torch.isfinite(got) != torch.isfinite(exact)).sum())
+        raise AssertionError(f"{what}: {wrong} entries are finite where the oracle's are not, or the other way round")
+    if bool((torch.isposinf(got) != torch.isposinf(exact)).any()):
+        raise AssertionError(f"{what}: infinities of the wrong sign")

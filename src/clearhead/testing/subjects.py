@@ -1,0 +1,162 @@
+"""The registry: one decorator puts a map into every test of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.maps import AttentionMap, DenseMap, SoftmaxMap, average_heads
+from clearhead.maps.base import Selection
+from clearhead.testing.cases import Case
+from clearhead.testing.contract import Subject
+
+SUBJECTS: dict[str, Callable[[Case], Subject]] = {}
+
+
+def subject(name: str) -> Callable[[Callable[[Case], Subject]], Callable[[Case], Subject]]:
+    """Register a function that makes, from a case, a map and the weights it must have."""
+
+    def register(make: Callable[[Case], Subject]) -> Callable[[Case], Subject]:
+        SUBJECTS[name] = make
+        return make
+
+    return register
+
+
+def softmax_map(case: Case) -> SoftmaxMap:
+    """The map that a case describes."""
+    return SoftmaxMap(
+        case.q,
+        case.k,
+        mask=case.mask,
+        bias=case.bias,
+        scale=case.scale,
+        softcap=case.softcap,
+        sinks=case.sinks,
+    )
+
+
+def _made(case: Case, make: Callable[[], AttentionMap], of: Callable[[Tensor], Tensor]) -> Subject:
+    """A map that is a part of, or made from, the whole; `of` does the same to dense weights."""
+    T, S = case.shape[-2:]
+    row = of((torch.arange(T) + S - T).expand(*case.shape[:2], T)[..., None].double())
+    positions = row.reshape(-1, row.shape[-2])[0].round().long() if row.numel() else torch.arange(row.shape[-2]) + S - T
+    return Subject(make, of(case.exact()), of(case.plain()), positions=positions, terms=case.terms, score=case.largest_score())
+
+
+@subject("SoftmaxMap")
+def _whole(case: Case) -> Subject:
+    return _made(case, lambda: softmax_map(case), lambda a: a)
+
+
+@subject("SoftmaxMap[1, 1]")
+def _one_head(case: Case) -> Subject:
+    return _made(case, lambda: softmax_map(case)[1, 1], lambda a: a[1, 1])
+
+
+@subject("SoftmaxMap[:, [1, 0], 2:]")
+def _heads_and_rows(case: Case) -> Subject:
+    return _made(case, lambda: softmax_map(case)[:, [1, 0], 2:], lambda a: a[:, [1, 0], 2:])
+
+
+@subject("SoftmaxMap[1][..., scattered, :]")
+def _scattered_rows(case: Case) -> Subject:
+    rows = list(range(case.shape[-2]))[::-3]
+    return _made(case, lambda: softmax_map(case)[1][..., rows, :], lambda a: a[1][..., rows, :])
+
+
+@subject("SoftmaxMap (T, D)")
+def _matrices(case: Case) -> Subject:
+    case = _first_head(case)
+    return _made(case, lambda: _of_rank(case, 2), lambda a: a[0, 0])
+
+
+@subject("SoftmaxMap (B, T, D)")
+def _batches(case: Case) -> Subject:
+    case = _first_head(case)
+    return _made(case, lambda: _of_rank(case, 3), lambda a: a[:, 0])
+
+
+@subject("DenseMap")
+def _dense(case: Case) -> Subject:
+    weights = case.plain().to(case.q.dtype)
+    return _given(case, weights, lambda: DenseMap(weights))
+
+
+@subject("DenseMap (H, T, S) of an array")
+def _array(case: Case) -> Subject:
+    weights = case.plain()[1]
+    return _given(case, weights, lambda: DenseMap(weights.numpy()))
+
+
+@subject("DenseMap of a tuple")
+def _layers(case: Case) -> Subject:
+    weights = case.plain()
+    return _given(case, torch.stack([weights, weights.flip(1)]), lambda: DenseMap((weights, weights.flip(1))))
+
+
+@subject("HeadAverage")
+def _average(case: Case) -> Subject:
+    return _made(case, lambda: average_heads(softmax_map(case)), lambda a: a.mean(1, dtype=a.dtype))
+
+
+@subject("Selection")
+def _selection(case: Case) -> Subject:
+    rows = torch.tensor([t for t in range(case.shape[-2]) if t % 5 != 2], dtype=torch.long)
+    return _made(
+        case, lambda: Selection(softmax_map(case), (1, torch.tensor([1, 0])), rows), lambda a: a[1, [1, 0]][..., rows, :]
+    )
+
+
+class Toy(AttentionMap):
+    """The least that a map is: a shape and a tile."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self._weights = weights
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._weights.shape)
+
+    def tile(self, rows: slice, cols: slice) -> Tensor:
+        return self._weights[..., rows, cols]
+
+
+@subject("ten-line toy")
+def _toy(case: Case) -> Subject:
+    weights = case.plain().float()
+    return _given(case, weights, lambda: Toy(weights))
+
+
+@subject("selection of a toy")
+def _part_of_toy(case: Case) -> Subject:
+    weights = case.plain().float()
+    return _given(case, weights[:, 1], lambda: Toy(weights)[:, 1])
+
+
+def _given(case: Case, weights: Tensor, make: Callable[[], AttentionMap]) -> Subject:
+    """A map over weights that are what they are: exact in their own dtype."""
+    plain = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    return Subject(make, weights.double(), plain, terms=case.terms)
+
+
+def _first_head(case: Case) -> Case:
+    """The same with one head; a mask or bias that differs between heads becomes the first head's, dense."""
+    one = {"q": case.q[:, :1], "k": case.k[:, :1], "seen": case.seen[:, :1], "mask": case.seen[:, :1]}
+    if case.added is not None:
+        one["added"], one["bias"] = case.added[:, :1], case.added[:, :1]
+    if case.sinks is not None:
+        one["sinks"] = case.sinks[:1]
+    return replace(case, **one)
+
+
+def _of_rank(case: Case, rank: int) -> SoftmaxMap:
+    """q (T, D) or (B, T, D); the mask and the bias stay rank 2 or 4."""
+    q, k, mask, bias = case.q[:, 0], case.k[:, 0], case.mask, case.bias
+    if rank == 2:
+        q, k, mask, bias = (t[0] if isinstance(t, Tensor) else t for t in (q, k, mask, bias))
+        mask, bias = (t[0] if isinstance(t, Tensor) else t for t in (mask, bias))
+    return SoftmaxMap(q, k, mask=mask, bias=bias, scale=case.scale, softcap=case.softcap, sinks=case.sinks)
