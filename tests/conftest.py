@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -45,3 +46,66 @@ def _fixture(name: str) -> Callable[[], Loaded]:
 smollm2 = _fixture("smollm2")
 minilm = _fixture("minilm")
 rxnmapper = _fixture("rxnmapper")
+
+
+LETTERS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ġt", "he", "Ġthe"]
+
+
+def _write_gguf(path: Path, seed: int = 0) -> Path:
+    """A llama of two layers with random weights and a tokenizer of 33 tokens, 60 kB."""
+    gguf = pytest.importorskip("gguf")
+    import numpy as np
+
+    draw = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(LETTERS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(LETTERS)
+    writer.add_token_types([3, 3, 3] + [1] * (len(LETTERS) - 3))
+    writer.add_token_merges(["Ġ t", "h e", "Ġt he"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    shapes = {"token_embd": (len(LETTERS), 32), "output_norm": (32,)}
+    for block in (f"blk.{i}." for i in range(2)):
+        shapes |= {block + "attn_norm": (32,), block + "ffn_norm": (32,)}
+        shapes |= {block + "attn_q": (32, 32), block + "attn_k": (16, 32), block + "attn_v": (16, 32)}
+        shapes |= {block + "attn_output": (32, 32), block + "ffn_gate": (48, 32), block + "ffn_up": (48, 32)}
+        shapes |= {block + "ffn_down": (32, 48)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", draw.standard_normal(shape, dtype=np.float32) / 6)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def write_gguf() -> Callable[..., Path]:
+    """``write_gguf(path, seed)``: a whole, tiny, random language model in one file."""
+    return _write_gguf
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A tiny language model as a .gguf file, alone in a folder of its own."""
+    (tmp_path / "model").mkdir()
+    return _write_gguf(tmp_path / "model" / "tiny.gguf")
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder for this test alone; nothing is in it, it does not even exist."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(folder))
+    return folder / "models"

@@ -23,59 +23,6 @@ from clearhead.zoo.quiet import quiet
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
-LETTERS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ġt", "he", "Ġthe"]
-
-
-def write_gguf(path: Path, *, seed: int = 0) -> Path:
-    """A llama of two layers with random weights and a tokenizer of 33 tokens, 60 kB."""
-    import numpy as np
-
-    draw = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(48)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(LETTERS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(LETTERS)
-    writer.add_token_types([3, 3, 3] + [1] * (len(LETTERS) - 3))
-    writer.add_token_merges(["Ġ t", "h e", "Ġt he"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    shapes = {"token_embd": (len(LETTERS), 32), "output_norm": (32,)}
-    for block in (f"blk.{i}." for i in range(2)):
-        shapes |= {block + "attn_norm": (32,), block + "ffn_norm": (32,)}
-        shapes |= {block + "attn_q": (32, 32), block + "attn_k": (16, 32), block + "attn_v": (16, 32)}
-        shapes |= {block + "attn_output": (32, 32), block + "ffn_gate": (48, 32), block + "ffn_up": (48, 32)}
-        shapes |= {block + "ffn_down": (32, 48)}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", draw.standard_normal(shape, dtype=np.float32) / 6)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write_gguf(tmp_path / "tiny.gguf")
-
-
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(folder))
-    return folder / "models"
-
-
 def content(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
@@ -179,9 +126,11 @@ def test_a_conversion_keeps_the_weights_of_the_file(tiny: Path, empty_cache: Pat
     assert torch.equal(model.lm_head.weight, tensors["token_embd.weight"])
 
 
-def test_another_content_under_the_same_name_is_another_entry(tiny: Path, empty_cache: Path) -> None:
+def test_another_content_under_the_same_name_is_another_entry(
+    tiny: Path, empty_cache: Path, write_gguf: Any
+) -> None:
     first = conversion.converted(tiny)
-    write_gguf(tiny, seed=1)
+    write_gguf(tiny, 1)
     assert conversion.converted(tiny) != first
     shutil.copy(tiny, tiny.with_name("moved.gguf"))
     assert len(content(empty_cache)) == 2
@@ -331,7 +280,7 @@ def test_a_file_that_only_claims_to_be_gguf(tmp_path: Path) -> None:
     [
         ("smolm2", r'no model named "smolm2"\. Did you mean smollm2\?.*Without a network this machine has'),
         ("MiniLM", r"Did you mean minilm\?"),
-        ("gpt2-of-nowhere", r"no name, folder or \.gguf file; as a Hugging Face id it is not in the local cache"),
+        ("gpt2-of-nowhere", r"no name, folder or \.gguf file; as a Hugging Face id it is not in the local"),
         ("nobody/nothing", r"as a Hugging Face id it is not in the local cache.*clearhead models"),
         ("a name with blanks!", r"as a Hugging Face id"),
         ("./nowhere", r"no such file or folder"),

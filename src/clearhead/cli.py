@@ -105,8 +105,7 @@ def look(
         target = _target(save, model, chosen, wanted=save is not None or not as_json)
         with terminal.progress() as report:
             view = _view(model, chosen, numbers, report)
-            report("page", 0, 1)
-            page = view.page(budget=limit) if target is not None else None
+            page = None if target is None else _page(view, limit, report)
         if as_json:
             print(json.dumps(_as_json(view), allow_nan=False))
         else:
@@ -207,11 +206,17 @@ def _view(model: str, text: str, layers: list[int] | None, report: Report) -> Vi
     loaded, tokenizer = zoo.load(model, on_progress=report)
     from clearhead.view import look  # after the name was found, since this imports torch
 
-    view = look(loaded, tokenizer, text, layers=layers, name=model, on_progress=report)
+    name = Path(model).name if Path(model).exists() else model
+    view = look(loaded, tokenizer, text, layers=layers, name=name, on_progress=report)
     if len(view.tokens) < 2:
         _stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
     view.heads()  # computed here, where progress is shown
     return view
+
+
+def _page(view: View, budget: int | None, report: Report) -> Payload:
+    report("page", 0, 1)
+    return view.page(budget=budget)
 
 
 def _as_json(view: View) -> dict[str, Any]:
@@ -263,7 +268,11 @@ def _should_open(wanted: bool | None) -> bool:
     if wanted is not None:
         return wanted
     screen = sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-    return sys.stdout.isatty() and screen
+    return _on_terminal() and screen
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 @contextmanager

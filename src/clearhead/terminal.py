@@ -91,9 +91,11 @@ def show_view(view: View) -> None:
     """Print what was looked at and, for each role, its strongest heads beside the uniform head's score."""
     out = console()
     heads = view.maps[0].shape[-3]
-    out.print(f"{plain(view.name)}: {len(view.tokens)} tokens, {len(view.maps)} layers x {heads} heads")
-    short = " (this text is short: they grow with its square)" if view.dense_nbytes < view.nbytes else ""
-    out.print(f"Held: {size(view.nbytes)}; the attention matrices would take {size(view.dense_nbytes)}{short}")
+    shape = f"{len(view.tokens)} tokens, {len(view.maps)} layers x {heads} heads"
+    out.print(f"{plain(view.name)}: {shape}", soft_wrap=True)
+    short = " (a short text: they grow with its square)" if view.dense_nbytes < view.nbytes else ""
+    dense = f"the attention matrices would take {size(view.dense_nbytes)}{short}"
+    out.print(f"Held: {size(view.nbytes)}; {dense}", soft_wrap=True)
     out.print(_roles(view))
 
 
@@ -130,4 +132,4 @@ def show_models(entries: list[Entry]) -> None:
         table.add_row(Text(plain(entry.name)), size(entry.nbytes), status, Text(note))
     out = console()
     out.print(table)
-    out.print("Also: any Hugging Face id, a model folder, or a .gguf file, as --model ID, FOLDER or FILE.")
+    out.print("Also: any Hugging Face id, model folder or .gguf file, as --model ID, FOLDER or FILE.")

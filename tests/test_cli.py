@@ -1,0 +1,333 @@
+"""The commands: what they print and write, and what they say to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("transformers")
+
+from typer.testing import CliRunner
+
+import clearhead.cli as cli
+import clearhead.view
+from clearhead import zoo
+from clearhead._version import __version__
+from clearhead.heads.roles import ROLES
+
+TEXT = "he the the the the the"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture
+def clearhead_(tiny: Path, empty_cache: Path) -> Callable[..., Any]:
+    """Run ``clearhead look`` on the tiny model, in this process."""
+
+    def run(*arguments: str, model: str = str(tiny), stdin: bytes | None = None) -> Any:
+        return CliRunner().invoke(cli.app, ["look", "--model", model, *arguments], input=stdin)
+
+    return run
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+# -- what it does
+
+
+def test_look_prints_the_heads_and_writes_one_page(clearhead_: Any) -> None:
+    done = clearhead_(TEXT)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "6 tokens, 2 layers x 4 heads" in done.stdout
+    assert lines[1].startswith("Held: ")
+    assert tuple(line.split()[0] for line in lines[3:11]) == ROLES
+    assert sum(int(line.split()[1]) for line in lines[3:11]) == 8
+    assert files() == ["clearhead-tiny-he-the-the-the-the-the.html"]
+    assert lines[-1] == f"Wrote {files()[0]}"
+    assert "Converting the model (once) ..." in done.stderr
+
+
+def test_the_predicted_size_is_the_size(clearhead_: Any) -> None:
+    from clearhead._format import size
+
+    done = clearhead_(TEXT, "--save", "page.html")
+    assert f"The page: {size(Path('page.html').stat().st_size)}\n" in done.stdout
+
+
+def test_json_is_all_that_stdout_gets(clearhead_: Any) -> None:
+    done = clearhead_(TEXT, "--json")
+    found = json.loads(done.stdout)
+    assert "".join(found["tokens"]) == TEXT
+    assert (found["clearhead"], found["layers"], len(found["heads"])) == (__version__, [0, 1], 8)
+    assert found["dense_nbytes"] == 2 * 4 * 6 * 6 * 4
+    assert set(found["heads"][0]) == {"layer", "head", "role", "scores", "baselines", "entropy", "distance"}
+    assert files() == []
+
+
+def test_json_with_save_writes_the_page_too(clearhead_: Any) -> None:
+    done = clearhead_(TEXT, "--json", "--save", "page.html")
+    assert json.loads(done.stdout)["heads"]
+    assert "Wrote page.html" in done.stderr
+    assert files() == ["page.html"]
+
+
+def test_only_the_layers_asked_for(clearhead_: Any) -> None:
+    found = json.loads(clearhead_(TEXT, "--json", "--layers", "1").stdout)
+    assert (found["layers"], {head["layer"] for head in found["heads"]}) == ([1], {1})
+
+
+def test_the_text_comes_from_a_file_or_from_stdin(clearhead_: Any) -> None:
+    Path("text.txt").write_bytes(b"\xef\xbb\xbfhe the")
+    from_file = json.loads(clearhead_("--file", "text.txt", "--json").stdout)
+    from_stdin = json.loads(clearhead_("--file", "-", "--json", stdin=b"he the").stdout)
+    assert from_file["tokens"] == from_stdin["tokens"] == ["he", " the"]
+
+
+def test_texts_and_names_are_not_markup(clearhead_: Any, tiny: Path) -> None:
+    model = tiny.rename(tiny.with_name("[bold red]x[_]\x1b[31m:smile:.gguf"))
+    done = clearhead_("[bold]he[_] \x1b[2J the :smile:", model=str(model))
+    assert done.exit_code == 0, done.output
+    assert "[bold red]x[_]\ufffd[31m:smile:.gguf: " in done.stdout.replace("\n", "")
+    assert "\x1b" not in done.output
+    assert files() == ["clearhead-bold-red-x-31m-smile-bold-he-2j-the-smile.html"]
+
+
+@pytest.mark.parametrize(
+    ("option", "terminal", "opened"),
+    [(None, False, 0), (None, True, 1), ("--open", False, 1), ("--no-open", True, 0)],
+)
+def test_the_page_opens_on_a_terminal_or_as_told(
+    clearhead_: Any, monkeypatch: pytest.MonkeyPatch, option: str | None, terminal: bool, opened: int
+) -> None:
+    pages: list[str] = []
+    monkeypatch.setattr(cli.webbrowser, "open", pages.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(cli, "_on_terminal", lambda: terminal)
+    clearhead_(TEXT, *([option] if option else []), "--save", "page.html")
+    assert pages == [Path("page.html").resolve().as_uri()] * opened
+
+
+def test_the_default_model_on_the_default_text(smollm2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "load", lambda name, on_progress: smollm2)
+    done = CliRunner().invoke(cli.app, ["look", "--json"])
+    found = json.loads(done.stdout)
+    assert 80 <= len(found["tokens"]) <= 110
+    assert len(found["heads"]) == 270
+    induction = [h for h in found["heads"] if h["role"] == "induction"]
+    best = max(induction, key=lambda head: head["scores"]["induction"])
+    assert (best["layer"], best["head"]) == (17, 5)
+    assert best["scores"]["induction"] > 5 * best["baselines"]["induction"]
+
+
+def test_models_says_what_is_here_and_how_to_get_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = zoo.Entry("absent[x]", "a model", 1_500_000, "missing", "pip install --no-deps absent==1.0")
+    monkeypatch.setattr(zoo, "available", lambda: [missing])
+    done = CliRunner().invoke(cli.app, ["models"])
+    assert done.exit_code == 0
+    assert "absent[x]   1.5 MB   no     a model" in done.stdout
+    assert "pip install --no-deps absent==1.0" in done.stdout
+
+
+# -- bad input: a message, exit code 2, no file
+
+
+def bad(done: Any, *messages: str) -> None:
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    *before, message = done.stderr.split("clearhead: ", maxsplit=1)
+    assert before
+    for part in messages:
+        assert part in message
+    assert "Traceback" not in done.stderr
+    assert not list(Path().glob("*.html"))
+    assert not list(Path().glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "the text is empty"),
+        ([" \n\t"], "the text is empty"),
+        (["a", "--file", "b"], "not both"),
+        (["--file", "nowhere.txt"], "cannot read nowhere.txt: No such file"),
+        (["--file", "."], "cannot read .: Is a directory"),
+        (["\udcff\udcfe"], "not valid UTF-8"),
+        ([TEXT, "--layers", ""], "is no layer or range of layers"),
+        ([TEXT, "--layers", "5-3"], "'5-3' is no layer"),
+        ([TEXT, "--layers", "all"], "write, for example, 0,3-5"),
+        ([TEXT, "--layers", "-1"], "'-1' is no layer"),
+        ([TEXT, "--budget", "0"], "must be above 0"),
+        ([TEXT, "--budget", "nan"], "must be above 0"),
+        ([TEXT, "--save", "nowhere/page.html"], "there is no folder nowhere"),
+        ([TEXT, "--save", "."], "that is a folder"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_loaded(
+    clearhead_: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(zoo, "load", lambda *_, **__: pytest.fail("the model was loaded"))
+    bad(clearhead_(*arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the text is empty"),
+        (b"\x89PNG\r\n\x1a\n", "is not text: byte 0 is not UTF-8"),
+        ("he the".encode("utf-16"), "is not text: byte 0 is not UTF-8"),
+        (b"he\0the", "is not text: it has a zero byte at character 2"),
+    ],
+)
+def test_files_that_are_not_text(clearhead_: Any, content: bytes, message: str) -> None:
+    Path("file").write_bytes(content)
+    bad(clearhead_("--file", "file"), message)
+    bad(clearhead_("--file", "-", stdin=content), message)
+
+
+def test_a_folder_without_permission(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.os, "access", lambda path, mode: False)  # tests may run as root, who has it
+    bad(clearhead_(TEXT), "cannot write to the folder", "name a file elsewhere with --save")
+
+
+def test_texts_too_long_or_too_short_for_the_model(clearhead_: Any) -> None:
+    bad(clearhead_("he" + " the" * 64), "65 tokens", "at most 64")
+    bad(clearhead_("he"), "the text is one token")
+
+
+def test_a_layer_that_is_not_there(clearhead_: Any) -> None:
+    bad(clearhead_(TEXT, "--layers", "0,7"), "there is no layer 7")
+
+
+def test_models_that_are_not_there(clearhead_: Any, tmp_path: Path) -> None:
+    bad(clearhead_(TEXT, model="smolm2"), "Did you mean smollm2?", "Without a network")
+    bad(clearhead_(TEXT, model="nobody/nothing"), "not in the local cache")
+    bad(clearhead_(TEXT, model=str(tmp_path)), "has no config.json")
+
+
+def test_a_corrupt_gguf(clearhead_: Any, tiny: Path, empty_cache: Path) -> None:
+    tiny.write_bytes(tiny.read_bytes()[:-2000])
+    bad(clearhead_(TEXT), "not readable as a GGUF model", "its download was cut off")
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_a_model_that_makes_no_attention_call(clearhead_: Any, tiny: Path, tmp_path: Path) -> None:
+    import transformers
+
+    folder = tmp_path / "mamba"
+    config = transformers.MambaConfig(
+        vocab_size=33, hidden_size=8, state_size=4, num_hidden_layers=1, expand=2, time_step_rank=2
+    )
+    transformers.MambaForCausalLM(config).save_pretrained(folder)
+    zoo.load(str(tiny))[1].save_pretrained(folder)
+    bad(clearhead_(TEXT, model=str(folder)), "no attention call was seen")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(13, "Permission denied")])
+def test_a_page_that_cannot_be_written(
+    clearhead_: Any, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def fail(target: Path, text: str) -> None:
+        raise error
+
+    monkeypatch.setattr(clearhead.view, "write_whole", fail)
+    done = clearhead_(TEXT)
+    assert done.exit_code == 2
+    assert f".html: {error.strerror}" in done.stderr.splitlines()[-1]
+    assert files() == []
+
+
+def test_an_interrupted_write_leaves_the_old_page(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("page.html").write_text("old")
+
+    def interrupt(source: Any, target: Any) -> None:
+        if str(target).endswith(".html"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", interrupt)
+    done = clearhead_(TEXT, "--save", "page.html")
+    assert done.exit_code == 130
+    assert done.stderr.splitlines()[-1] == "Interrupted."
+    assert (files(), Path("page.html").read_text()) == (["page.html"], "old")
+
+
+# -- as a process
+
+
+@pytest.mark.parametrize(
+    ("stage", "sent", "code"),
+    [
+        ("Converting", signal.SIGINT, 130),
+        ("Converting", signal.SIGTERM, 143),
+        ("Running", signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_ends_it_cleanly(
+    tiny: Path, empty_cache: Path, stage: str, sent: signal.Signals, code: int
+) -> None:
+    command = [sys.executable, "-m", "clearhead", "look", TEXT, "--model", str(tiny)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if line.startswith(stage):
+                process.send_signal(sent)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == code, (seen, rest)
+    assert "Traceback" not in rest
+    assert files() == []
+    left = [path.name for path in empty_cache.iterdir()]
+    assert not [name for name in left if name.startswith(".")]
+    assert stage == "Running" or left == []
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['clearhead', '--help']\n"
+        "from clearhead.__main__ import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'transformers', 'numba', 'rich'} & set(sys.modules)))\n"
+    )
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert min(times) <= 0.5
+
+
+def test_the_script_and_the_module_give_the_version() -> None:
+    script = shutil.which("clearhead", path=str(Path(sys.executable).parent))
+    assert script, "the package is not installed beside this python"
+    for command in ([script], [sys.executable, "-m", "clearhead"]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"clearhead {__version__}\n"
+
+
+def test_without_typer_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None; from clearhead.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == 'The clearhead command needs typer. Run: pip install "clearhead[models]"\n'
