@@ -25,7 +25,8 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
         q, k, v = (
-            part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2)
+            part.view(B, T, self.heads, C // self.heads).transpose(1, 2)
+            for part in self.c_attn(x).split(C, dim=2)
         )
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=None, dropout_p=self.dropout if self.training else 0, is_causal=True
@@ -87,13 +88,14 @@ def ids() -> Tensor:
 
 @pytest.fixture
 def touched() -> Callable[[], list[Any]]:
-    """What another library's objects hold at the places that record() replaces: equal before and after a block."""
+    """What other libraries hold at the places that record() replaces: equal before and after a block."""
 
     def look() -> list[Any]:
         held = [vars(r._owner).get(r._name) for r in REPLACEMENTS]
         modeling = sys.modules.get("transformers.modeling_utils")
         if modeling is not None:
             held.append(modeling.AttentionInterface.get_interface)
-        return [*held, torch._C._len_torch_function_stack(), torch.get_rng_state().tolist(), torch.is_grad_enabled()]
+        settings = [torch._C._len_torch_function_stack(), torch.is_grad_enabled(), torch.get_default_dtype()]
+        return [*held, *settings, torch.get_rng_state().tolist()]
 
     return look

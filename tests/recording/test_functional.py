@@ -40,7 +40,9 @@ def test_trap01_a_nanogpt_gives_every_layer(nano, ids):
     assert rec.paths == ["h.0.attn", "h.1.attn", "h.2.attn"]
     x = nano.wte(ids)
     for block, attn in zip(nano.h, rec, strict=True):
-        q, k, _ = (p.view(2, 11, 4, 8).transpose(1, 2) for p in block.attn.c_attn(block.ln_1(x)).split(32, dim=2))
+        q, k, _ = (
+            p.view(2, 11, 4, 8).transpose(1, 2) for p in block.attn.c_attn(block.ln_1(x)).split(32, dim=2)
+        )
         dense = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(11, 11).tril().bool(), -torch.inf).softmax(-1)
         assert (attn.to_dense() - dense).abs().max() <= 1e-6
         x = block(x)
@@ -63,7 +65,9 @@ def test_trap06_is_causal_with_more_keys_is_upper_left_as_in_pytorch(attend):
     assert (attn.to_dense()[:, :, 0, 1:] == 0).all()
 
 
-@pytest.mark.parametrize(("make", "name"), [(causal_upper_left, "causal_upper_left()"), (causal_lower_right, "causal()")])
+@pytest.mark.parametrize(
+    ("make", "name"), [(causal_upper_left, "causal_upper_left()"), (causal_lower_right, "causal()")]
+)
 def test_trap06_a_causal_bias_object_is_read_as_the_rule_it_stands_for(attend, make, name):
     q, k = randn(2, 3, 4, 8), randn(2, 3, 7, 8)
     attn = recorded(attend, q, k, k, attn_mask=make(4, 7))
@@ -84,7 +88,9 @@ def test_trap07_causal_together_with_a_mask_is_and(attend):
     assert (dense.masked_select(~seen.expand_as(dense)) == 0).all()
 
 
-@pytest.mark.parametrize("shape", [(6, 9), (1, 9), (6, 1), (3, 6, 9), (1, 1, 6, 9), (2, 1, 6, 9), (2, 3, 6, 9)])
+@pytest.mark.parametrize(
+    "shape", [(6, 9), (1, 9), (6, 1), (3, 6, 9), (1, 1, 6, 9), (2, 1, 6, 9), (2, 3, 6, 9)]
+)
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_trap13_mask_shapes_mean_what_pytorch_broadcasts_them_to(attend, shape, kind):
     q, k = randn(2, 3, 6, 8), randn(2, 3, 9, 8)
@@ -195,8 +201,13 @@ def test_autocast_leaves_q_k_and_v_in_different_types(attend):
 def test_a_nested_tensor_is_refused_by_name(attend):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nested = torch.nested.nested_tensor([randn(2, 3, 8), randn(2, 5, 8)], layout=torch.jagged).transpose(1, 2)
-        with pytest.raises(RecordingError, match="nested tensors cannot be recorded yet"), recording.record(attend):
+        nested = torch.nested.nested_tensor([randn(2, 3, 8), randn(2, 5, 8)], layout=torch.jagged).transpose(
+            1, 2
+        )
+        with (
+            pytest.raises(RecordingError, match="nested tensors cannot be recorded yet"),
+            recording.record(attend),
+        ):
             attend(nested, nested, nested)
 
 
@@ -229,7 +240,10 @@ def test_trap09_the_fast_path_of_pytorchs_encoder_stays_on(grad, monkeypatch):
     with grad():
         plain = model(x, padded)
         before = len(fused)
-        with pytest.warns(UserWarning, match=r"inside nn\.\w+.* cannot be seen yet"), recording.record(model) as rec:
+        with (
+            pytest.warns(UserWarning, match=r"inside nn\.\w+.* cannot be seen yet"),
+            recording.record(model) as rec,
+        ):
             out = model(x, padded)
     assert torch.equal(out, plain)  # padded rows too: without the step aside they are off by far
     assert len(fused) == 2 * before
@@ -239,7 +253,10 @@ def test_trap09_the_fast_path_of_pytorchs_encoder_stays_on(grad, monkeypatch):
 def test_trap09_nothing_but_pytorchs_encoder_is_an_error_that_says_so():
     model = Mixed().eval()
     model.own = False
-    with pytest.raises(RecordingError, match=r"\(b\).*nn\.TransformerEncoderLayer.* ran"), recording.record(model):
+    with (
+        pytest.raises(RecordingError, match=r"\(b\).*nn\.TransformerEncoderLayer.* ran"),
+        recording.record(model),
+    ):
         model(randn(2, 7, 16))
 
 

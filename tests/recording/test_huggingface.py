@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -31,11 +30,15 @@ MODELS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         EAGER_ONLY,
     ),
     "gpt2": (
-        lambda: transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=3, n_head=4, scale_attn_by_inverse_layer_idx=True),
+        lambda: transformers.GPT2Config(
+            vocab_size=60, n_embd=32, n_layer=3, n_head=4, scale_attn_by_inverse_layer_idx=True
+        ),
         FUSED,
     ),
     "gpt-oss sinks": (
-        lambda: transformers.GptOssConfig(**LLAMA, head_dim=8, sliding_window=4, num_local_experts=2, num_experts_per_tok=1),
+        lambda: transformers.GptOssConfig(
+            **LLAMA, head_dim=8, sliding_window=4, num_local_experts=2, num_experts_per_tok=1
+        ),
         EAGER_ONLY,
     ),
     "bert": (lambda: transformers.BertConfig(**SMALL, intermediate_size=48), FUSED),
@@ -60,7 +63,10 @@ def padded(B: int, T: int, side: str | None) -> dict[str, Tensor]:
     mask = torch.ones(B, T, dtype=torch.long)
     if side is not None:
         mask[0, slice(0, 3) if side == "left" else slice(T - 3, T)] = 0
-    return {"input_ids": torch.randint(3, 60, (B, T), generator=torch.Generator().manual_seed(2)), "attention_mask": mask}
+    return {
+        "input_ids": torch.randint(3, 60, (B, T), generator=torch.Generator().manual_seed(2)),
+        "attention_mask": mask,
+    }
 
 
 def run(model: nn.Module, inputs: dict[str, Tensor], implementation: str, **more: Any) -> Any:
@@ -81,12 +87,16 @@ def compare(model: nn.Module, inputs: dict[str, Tensor], implementation: str) ->
     real = inputs["attention_mask"].bool()[:, None, :, None]
     for ours, theirs in zip(rec, dense, strict=True):
         assert ours.shape == theirs.shape
-        assert (ours.to_dense().masked_select(~real.expand(theirs.shape)) == 0).all()  # padded queries: our rule
+        assert (
+            ours.to_dense().masked_select(~real.expand(theirs.shape)) == 0
+        ).all()  # padded queries: our rule
     return max(float((a.to_dense() - b * real).abs().max()) for a, b in zip(rec, dense, strict=True))
 
 
 @pytest.mark.parametrize("side", [None, "left", "right"])
-@pytest.mark.parametrize(("name", "implementation"), [(n, i) for n, (_, run_as) in MODELS.items() for i in run_as])
+@pytest.mark.parametrize(
+    ("name", "implementation"), [(n, i) for n, (_, run_as) in MODELS.items() for i in run_as]
+)
 def test_trap02_the_recorded_weights_are_eagers_and_the_output_stays(name, implementation, side):
     assert compare(build(name), padded(2, 10, side), implementation) <= 2e-6
 
@@ -114,7 +124,11 @@ def test_trap15_grouped_heads_arrive_unexpanded_even_for_one_query():
     with torch.no_grad():
         cache = model(**{n: x[:, :9] for n, x in inputs.items()}).past_key_values
         with recording.record(model) as rec:
-            model(input_ids=inputs["input_ids"][:, 9:], attention_mask=inputs["attention_mask"], past_key_values=cache)
+            model(
+                input_ids=inputs["input_ids"][:, 9:],
+                attention_mask=inputs["attention_mask"],
+                past_key_values=cache,
+            )
     dense = run(model, inputs, "eager", output_attentions=True).attentions
     assert rec[0].shape == (2, 4, 1, 10)
     assert rec[0].k.shape[1] == 2
@@ -152,18 +166,32 @@ def test_trap18_an_encoder_decoders_cross_attention_has_its_own_padding():
     torch.manual_seed(0)
     model = transformers.BartForConditionalGeneration._from_config(
         transformers.BartConfig(
-            vocab_size=60, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
-            decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
+            vocab_size=60,
+            d_model=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            max_position_embeddings=64,
         ),
         attn_implementation="eager",
     ).eval()
     source, target = padded(2, 10, "right"), padded(2, 10, "left")  # equal lengths: the sides can be confused
-    inputs = source | {"decoder_input_ids": target["input_ids"], "decoder_attention_mask": target["attention_mask"]}
+    inputs = source | {
+        "decoder_input_ids": target["input_ids"],
+        "decoder_attention_mask": target["attention_mask"],
+    }
     theirs = run(model, inputs, "eager", output_attentions=True)
     with recording.record(model) as rec:
         run(model, inputs, "sdpa")
     src, tgt = (x["attention_mask"].bool()[:, None, :, None] for x in (source, target))
-    expected = [theirs.encoder_attentions[0] * src, theirs.decoder_attentions[0] * tgt, theirs.cross_attentions[0] * tgt]
+    expected = [
+        theirs.encoder_attentions[0] * src,
+        theirs.decoder_attentions[0] * tgt,
+        theirs.cross_attentions[0] * tgt,
+    ]
     for ours, dense in zip(rec, expected, strict=True):
         assert (ours.to_dense() - dense).abs().max() <= 1e-6
 
@@ -229,7 +257,9 @@ def test_an_implementation_that_computes_something_else_is_an_error(registered):
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def sharper(module, query, key, value, attention_mask, scaling=None, **kwargs):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=3 * scaling, **kwargs)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=3 * scaling, **kwargs
+        )
 
     model, inputs = build("llama"), padded(2, 10, None)
     with pytest.raises(RecordingError, match="its output is not softmax"), recording.record(model):
@@ -258,51 +288,48 @@ def test_transformers_is_not_loaded_by_recording():
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 
 
-# --- real weights -----------------------------------------------------------------------------------------------------
+# --- real weights ---------------------------------------------------------------------------------
 
 TEXT = (
-    "When Mary and John went to the store, John gave a drink to Mary. The store was old, and the drink was cold;"
-    " Mary thanked John, and John thanked the man in the store. When Mary and John went home, Mary gave the drink"
-    " to a child who had been waiting by the door since the morning, and the child gave it to the dog. "
+    "When Mary and John went to the store, John gave a drink to Mary. The store was old, and the drink was"
+    " cold; Mary thanked John, and John thanked the man in the store. When Mary and John went home, Mary gave"
+    " the drink to a child who had been waiting by the door since morning, and the child gave it to the dog. "
 )
 
 
-def eager_copy(model: nn.Module) -> nn.Module:
-    twin = copy.deepcopy(model)
-    twin.set_attn_implementation("eager")
-    return twin
-
-
-def worst(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, float]:
+def worst(
+    model: nn.Module, inputs: dict[str, Tensor], implementations: list[str] = FUSED
+) -> dict[str, float]:
     """The largest error of any weight of a real query, per implementation; also asserts equal outputs."""
-    return {implementation: compare(eager_copy(model), inputs, implementation) for implementation in FUSED}
+    before = model.config._attn_implementation
+    try:
+        return {implementation: compare(model, inputs, implementation) for implementation in implementations}
+    finally:
+        model.set_attn_implementation(before)  # the model is everybody's
 
 
 @pytest.mark.parametrize("tokens", [90, pytest.param(512, marks=pytest.mark.full)])
-def test_trap01_smollm2_every_layer_and_head(smollm2, tokens, record_property):
+def test_trap01_smollm2_every_layer_and_head(smollm2, tokens):
     model, tokenizer = smollm2
     ids = tokenizer(TEXT * 8, return_tensors="pt").input_ids[:, :tokens]
     errors = worst(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    record_property("max_error", errors)
     assert max(errors.values()) <= 1e-5
 
 
-def test_trap05_smollm2_in_a_left_padded_batch(smollm2, record_property):
+def test_trap05_smollm2_in_a_left_padded_batch(smollm2):
     model, tokenizer = smollm2
     ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :48].repeat(2, 1)
     mask = torch.ones_like(ids)
     mask[0, :17] = 0
     errors = worst(model, {"input_ids": ids, "attention_mask": mask})
-    record_property("max_error", errors)
     assert max(errors.values()) <= 1e-5
 
 
-def test_trap05_minilm_in_a_padded_batch(minilm, record_property):
+def test_trap05_minilm_in_a_padded_batch(minilm):
     model, tokenizer = minilm
     inputs = dict(tokenizer(["The dog chased the cat", TEXT], padding=True, return_tensors="pt"))
     assert int(inputs["attention_mask"][0].sum()) == 7
     errors = worst(model, inputs)
-    record_property("max_error", errors)
     assert max(errors.values()) <= 1e-5
 
 
@@ -312,4 +339,4 @@ def test_flex_attention_on_smollm2(smollm2):
     model, tokenizer = smollm2
     ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :90]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    assert compare(eager_copy(model), inputs, "flex_attention") <= 1e-5
+    assert worst(model, inputs, ["flex_attention"])["flex_attention"] <= 1e-5

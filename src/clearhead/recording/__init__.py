@@ -1,4 +1,4 @@
-"""Recording: the attention of any PyTorch model, exactly as it was computed, without changing what is computed."""
+"""Recording: the attention of any PyTorch model, as it was computed, without changing what is computed."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ def record(
     padding: Tensor | bool | None = None,
     detach: bool = True,
 ) -> Recorder:
-    """Record every attention call of `model` inside a `with` block; the model's output stays bit for bit the same.
+    """Record every attention call of `model` inside a `with` block; its output stays bit for bit the same.
 
-    Seen are transformers models through their attention interface, whatever the implementation, and every other
-    program that calls `torch.nn.functional.scaled_dot_product_attention`. Weights are those before dropout. Acts for
-    the entering thread and this model only; nothing is left behind, after an exception too.
+    Seen are transformers models through their attention interface, whatever the implementation, and every
+    other program that calls `torch.nn.functional.scaled_dot_product_attention`. Weights are those before
+    dropout. Acts for the entering thread and this model only; nothing is left behind, after an exception too.
 
     Args:
         model: the module that is called in the block; each call of it is one pass.
-        layers: numbers of the layers to keep (the order of the attention calls in a pass, from 0); None keeps all.
-        padding: (B, tokens), True or 1 where a token is real; None reads it from the call's own 2-D `attention_mask`,
-            False takes all tokens for real. Padded queries attend to nothing, padded keys get weight 0.
+        layers: numbers of the layers to keep (the order of the attention calls in a pass, from 0); None keeps
+            all.
+        padding: (B, tokens), True or 1 where a token is real; None reads it from the call's own 2-D
+            `attention_mask`, False takes all tokens for real. Padded queries attend to nothing, padded keys
+            get weight 0.
         detach: False keeps the autograd graph, so that a loss on the maps trains the model.
 
     Returns:
-        A context manager; entering it gives the `Recording`, a sequence of `SoftmaxMap`, complete when the model has
-        returned.
+        A context manager; entering it gives the `Recording`, a sequence of `SoftmaxMap`, complete when the
+        model has returned.
 
     Raises:
-        RecordingError: for a scripted or exported model, or none; on leaving, if no attention call was seen, or a layer of
-            `layers` does not exist; while the model runs, if a call computes something that is not understood.
+        RecordingError: for a scripted or exported model, or none; on leaving, if no attention call was seen,
+            or a layer of `layers` does not exist; while the model runs, if a call computes something that is
+            not understood.
 
-    Cost: O(1) a call beside holding q, k and v: no weights are computed. (An eager implementation, whose code differs
-    from model to model, is checked on one query a call.)
+    Cost: O(1) a call beside holding q, k and v: no weights are computed. (An eager implementation, whose code
+    differs from model to model, is checked on one query a call.)
 
     >>> import torch
     >>> from torch.nn import functional as F

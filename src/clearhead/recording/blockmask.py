@@ -1,4 +1,4 @@
-"""A FlexAttention `BlockMask` as a mask rule: its `mask_mod` is asked where needed, its block table says what is empty."""
+"""A FlexAttention `BlockMask` as a mask rule: its table says what is empty, its `mask_mod` the rest."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ class BlockRule(MaskRule):
         self._mask = block_mask
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        """What the mask_mod says of each pair; a batch or head dimension of 1 is broadcast."""
         batches, heads = self._mask.shape[:2]
         b = b if batches > 1 else torch.zeros_like(b[:1])
         h = h if heads > 1 else torch.zeros_like(h[:, :1])
-        shape = torch.broadcast_shapes(b.shape, h.shape, q.shape, k.shape)
+        shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+            b.shape, h.shape, q.shape, k.shape
+        )
         at = [index.expand(shape).reshape(-1) for index in (b, h, q, k)]
         return self._ask(*at).reshape(shape)
 
     def _ask(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """The mask_mod of each quadruple. A mask_mod is written for scalars: PyTorch maps it over them."""
-        from torch.nn.attention.flex_attention import create_mask  # loaded already, or there were no BlockMask
+        from torch.nn.attention.flex_attention import create_mask  # loaded: there is a BlockMask
 
         def pair(_b: Tensor, _h: Tensor, i: Tensor, _k: Tensor) -> Tensor:
             return self._mask.mask_mod(b[i], h[i], q[i], k[i])  # type: ignore[no-any-return]
@@ -52,14 +55,20 @@ class BlockRule(MaskRule):
         return self._mask.to_dense().bool().flatten(0, -3).any(0)  # type: ignore[no-any-return]
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        """EMPTY where no block of the table is visible."""
         height, width = self._mask.BLOCK_SIZE
-        part = self._table[rows.start // height : -(-rows.stop // height), cols.start // width : -(-cols.stop // width)]
+        part = self._table[
+            rows.start // height : -(-rows.stop // height), cols.start // width : -(-cols.stop // width)
+        ]
         return Coverage.MIXED if bool(part.any()) else Coverage.EMPTY
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
+        """Raise ShapeError where the BlockMask was made for other sizes."""
         batches, heads, queries, keys = self._mask.shape
         if batches not in (1, B) or heads not in (1, H) or queries < T or keys < S:
-            raise ShapeError(f"a BlockMask of shape {tuple(self._mask.shape)} for an attention of {(B, H, T, S)}.")
+            raise ShapeError(
+                f"a BlockMask of shape {tuple(self._mask.shape)} for an attention of {(B, H, T, S)}."
+            )
 
     def __repr__(self) -> str:
         return f"block_mask({tuple(self._mask.shape)})"

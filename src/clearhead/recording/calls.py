@@ -1,7 +1,8 @@
 """One call of attention as it arrived, whatever the seam, in one layout; and the lazy map that is made of it.
 
-Layout: q (B, H, T, D), k (B, G, S, D), v (B, G, S, Dv), grouped heads not expanded. What hides or moves scores is
-kept as it came (a rule, or a tensor by reference), so that a map of a causal call never owns a T×S tensor.
+Layout: q (B, H, T, D), k (B, G, S, D), v (B, G, S, Dv), grouped heads not expanded. What hides or moves
+scores is kept as it came (a rule, or a tensor by reference), so that a map of a causal call never owns a T×S
+tensor.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class Summed(Bias):
     right: Bias
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        """The sum of both."""
         return self.left.values(b, h, q, k, T, S) + self.right.values(b, h, q, k, T, S)
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
+        """Both must fit."""
         self.left.check(B, H, T, S)
         self.right.check(B, H, T, S)
 
@@ -43,13 +46,15 @@ class Summed(Bias):
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one attention call: weights = softmax(softcap(scale · q·k) + biases, hidden by the masks)."""
+    """One attention call: weights = softmax(softcap(scale · q·k) + biases), hidden by the masks."""
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, Dv)
     scale: float
-    masks: tuple[MaskRule | Tensor, ...] = ()  # all of them must let a pair through; tensors (B|1, H|1, T|1, S|1) bool
+    masks: tuple[
+        MaskRule | Tensor, ...
+    ] = ()  # all of them must let a pair through; tensors (B|1, H|1, T|1, S|1) bool
     biases: tuple[Tensor, ...] = ()  # (B|1, H|1, T|1, S|1) float
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
@@ -98,17 +103,20 @@ class Call:
 
 
 def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v of rank 2 and up as (B, heads, tokens, width), broadcast as PyTorch does, by views where it can be.
+    """q, k, v of rank 2 and up as (B, heads, tokens, width), broadcast as PyTorch does, as views if possible.
 
-    Rank 2 is one sequence, rank 3 a batch with one head, further leading dimensions are folded into the batch.
+    Rank 2 is one sequence, rank 3 a batch with one head, further leading dimensions are folded into the
+    batch.
     """
     arrived = f"q={describe(q)}, k={describe(k)}, v={describe(v)}"
     if any(x.is_nested for x in (q, k, v)):
-        raise RecordingError(f"attention with nested tensors cannot be recorded yet: {arrived}. Pad the batch instead.")
+        raise RecordingError(
+            f"attention with nested tensors cannot be recorded yet: {arrived}. Pad the batch instead."
+        )
     if not q.ndim == k.ndim == v.ndim >= 2:
         raise RecordingError(f"attention with tensors of different ranks cannot be recorded: {arrived}.")
     q, k, v = (_lift(x, x.ndim) for x in _one_dtype(q, k, v))
-    lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    lead = _broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     heads = max(k.shape[-3], v.shape[-3])
     q = _fold(q, lead, heads if q.shape[-3] == 1 else q.shape[-3])
     k, v = _fold(k, lead, heads), _fold(v, lead, heads)
@@ -118,14 +126,19 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def as_heads_mask(mask: Tensor, q: Tensor) -> Tensor:
-    """A mask that PyTorch broadcasts against the scores of `q` (as it arrived), in the layout of `as_heads`."""
+    """A mask that PyTorch broadcasts against the scores of `q` as it arrived, laid out as `as_heads` does."""
     if mask.ndim > q.ndim:
         raise RecordingError(f"a mask of higher rank than the query: mask={describe(mask)}, q={describe(q)}.")
     mask = _lift(mask[(None,) * (q.ndim - mask.ndim)], q.ndim)
-    lead = mask.shape[:-3]
+    lead = tuple(mask.shape[:-3])
     if all(size == 1 for size in lead):
         return mask.reshape(1, *mask.shape[-3:])
-    return _fold(mask, torch.broadcast_shapes(lead, q.shape[:-3] if q.ndim > 3 else q.shape[:-2]), mask.shape[-3])
+    batch = q.shape[:-3] if q.ndim > 3 else q.shape[:-2]
+    return _fold(mask, _broadcast(lead, batch), mask.shape[-3])
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def _lift(x: Tensor, rank: int) -> Tensor:

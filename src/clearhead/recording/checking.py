@@ -1,7 +1,7 @@
 """Trust, but verify: an attention function that clearhead does not know is checked on one query of each call.
 
-weights[t] @ v must be the output that the function returned for query t = T // 2 (a middle one, so that a causal mask
-shows). Cost: O(S·D) a head, one T-th of the call itself.
+weights[t] @ v must be the output that the function returned for query t = T // 2 (a middle one, so that a
+causal mask shows). Cost: O(S·D) a head, one T-th of the call itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import RecordingError
+from clearhead.maps.reductions import grouped_matmul
 from clearhead.recording.calls import Call
 from clearhead.recording.interfaces import Arguments
 
 __all__ = ["confirmed"]
 
-# How many roundings an output may be off, relative to the largest value. Rounding a score of size x moves its weight by
-# x roundings, so large scores allow more; a wrong mask or scale is off by far more than that.
+# How many roundings an output may be off, relative to the largest value. Rounding a score of size x moves its
+# weight by x roundings, so large scores allow more; a wrong mask or scale is off by far more than that.
 _ROUNDINGS, _PER_SCORE = 20, 4
 
 
@@ -31,31 +32,36 @@ def confirmed(calls: list[Call], output: Tensor, arguments: Arguments) -> Call:
         if _reproduces(call.detached(), output.detach()):
             return call
     raise RecordingError(
-        f"{arguments.arrived()}, and its output is not softmax(scale · q·k + mask) @ v: this implementation does"
+        f"{arguments.arrived()}, and its output is not softmax(scale · q·k + mask) @ v: this"
+        " implementation does"
         f" something that clearhead does not know (implementation {_implementation(arguments)!r})."
         " Use attn_implementation='sdpa', or report the model."
     )
 
 
 def _reproduces(call: Call, output: Tensor) -> bool:
-    t, groups = call.q.shape[2] // 2, call.k.shape[1]
+    t = call.q.shape[2] // 2
     with torch.no_grad():
-        weights = call.to_map().tile(slice(t, t + 1), slice(0, call.k.shape[2]))[:, :, 0]  # (B, H, S)
-        v = call.v.to(weights.dtype)
-        ours = (weights.unflatten(1, (groups, -1)) @ v).flatten(1, 2)  # (B, H, Dv)
+        weights = call.to_map().tile(slice(t, t + 1), slice(0, call.k.shape[2]))  # (B, H, 1, S)
+        ours = grouped_matmul(weights, call.v.to(weights.dtype))[:, :, 0]  # (B, H, Dv)
         if output.ndim != 4 or output.shape[0] != ours.shape[0] or output.shape[2:] != ours.shape[1:]:
             return False
         off = (output[:, t].to(ours.dtype) - ours).abs().amax(-1)
-        attends = weights.sum(-1) > 0  # a query without keys is 0 here, and uniform where finfo.min hides
-        return bool((off <= _allowed(call, t) * torch.finfo(output.dtype).eps)[attends & off.isfinite()].all())
+        attends = (
+            weights.sum((-1, -2)) > 0
+        )  # a query without keys is 0 here, and uniform where finfo.min hides
+        return bool(
+            (off <= _allowed(call, t) * torch.finfo(output.dtype).eps)[attends & off.isfinite()].all()
+        )
 
 
 def _allowed(call: Call, t: int) -> Tensor:
-    """By how many eps the output of query t may be off, (B, H), from the sizes of scores (|q|·|k|) and values."""
+    """By how many eps the output of query t may be off, (B, H): from the sizes of scores and values."""
     sizes = [x.float().norm(dim=-1).amax(-1) for x in (call.q[:, :, t : t + 1], call.k)]  # (B, H), (B, G)
     per_group = call.q.shape[1] // call.k.shape[1]
     largest = sizes[0] * sizes[1].repeat_interleave(per_group, 1) * abs(call.scale)
-    return (_ROUNDINGS + _PER_SCORE * largest) * call.v.abs().amax().float().clamp(min=1e-6)
+    allowed: Tensor = (_ROUNDINGS + _PER_SCORE * largest) * call.v.abs().amax().float().clamp(min=1e-6)
+    return allowed
 
 
 def _implementation(arguments: Arguments) -> object:

@@ -1,4 +1,4 @@
-"""Seam 3: any program that calls `torch.nn.functional.scaled_dot_product_attention`, seen by a torch function mode."""
+"""Seam 3: any program that calls `F.scaled_dot_product_attention`, seen by a torch function mode."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ _ATTENTION = F.scaled_dot_product_attention
 
 
 class FunctionSeam(TorchFunctionMode):
-    """Passes every function of PyTorch through unchanged, and reports each attention call after it succeeded."""
+    """Passes every function of PyTorch through unchanged; reports each attention call that succeeded."""
 
     def __init__(self, see: Callable[[Call], None]) -> None:
         super().__init__()
         self._see = see
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is _ATTENTION:
@@ -61,7 +65,12 @@ def read(
         else:
             (biases if attn_mask.is_floating_point() else hiding).append(as_heads_mask(attn_mask, query))
     return Call(
-        q, k, v, float(scale if scale is not None else q.shape[-1] ** -0.5), masks=tuple(hiding), biases=tuple(biases)
+        q,
+        k,
+        v,
+        float(scale if scale is not None else q.shape[-1] ** -0.5),
+        masks=tuple(hiding),
+        biases=tuple(biases),
     )
 
 
@@ -71,9 +80,9 @@ def causal_rule(T: int, S: int) -> masks.MaskRule:
 
 
 def _causal_bias(mask: Tensor) -> masks.MaskRule | None:
-    """The rule that a `torch.nn.attention.bias.CausalBias` stands for: it is a tensor subclass without contents."""
+    """The rule that a `torch.nn.attention.bias.CausalBias` stands for: a tensor subclass without contents."""
     bias = sys.modules.get("torch.nn.attention.bias")
     if bias is None or not isinstance(mask, bias.CausalBias):
         return None
-    upper = mask.variant == bias.CausalVariant.UPPER_LEFT  # type: ignore[attr-defined]
+    upper = mask.variant == bias.CausalVariant.UPPER_LEFT
     return masks.causal_upper_left() if upper else masks.causal()

@@ -1,8 +1,8 @@
 """Seam 1: transformers' attention interface, through which every current model calls every implementation.
 
-`AttentionInterface.get_interface(implementation, default)` gives a model the function it calls next. For the time of a
-block the method is replaced, so that the function also reports its call: with the module, grouped heads unexpanded,
-before the library repeats or packs them.
+`AttentionInterface.get_interface(implementation, default)` gives a model the function it calls next. For the
+time of a block the method is replaced, so that the function also reports its call: with the module, grouped
+heads unexpanded, before the library repeats or packs them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _known: dict[type, Replacement] = {}  # one per class, so that blocks in several
 
 
 def replacements() -> list[Replacement]:
-    """The replacements for transformers, if it is loaded: the interface class, and subclasses with a method of their own."""
+    """Those for transformers, if it is loaded: the interface class, and subclasses that override the"
+    " method."""
     interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
     if interface is None:
         return []
@@ -37,7 +38,8 @@ def replacements() -> list[Replacement]:
 
 def _family(cls: type) -> Iterator[type]:
     yield cls
-    for child in cls.__subclasses__():
+    children: list[type] = cls.__subclasses__()
+    for child in children:
         yield from _family(child)
 
 
@@ -72,7 +74,7 @@ def _reported(function: Function) -> Function:
 
 
 def _bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments by name. Models pass the first five in this order; more than five are bound by the signature."""
+    """The arguments by name. Models pass up to five by position, in this order; more: by the signature."""
     if len(args) > len(_NAMES):
         bound = inspect.signature(function).bind(*args, **kwargs).arguments
         given = {**bound.pop("kwargs", {}), **bound}

@@ -1,6 +1,7 @@
-"""What each of transformers' attention implementations makes of its arguments: which scores are hidden, which moved.
+"""What each of transformers' attention functions makes of its arguments: what is hidden, what is added.
 
-The same arguments mean different things to different implementations. Read in transformers 5.24, integrations/*.py:
+The same arguments mean different things to different implementations. Read in transformers 5.24,
+integrations/*.py:
 
     implementation   no mask given                          4-D mask            learned sinks   position bias
     sdpa             causal (upper-left) if is_causal and   bool, or added      not applied     added
@@ -12,8 +13,8 @@ The same arguments mean different things to different implementations. Read in t
     eager            everything visible                     added               applied         added
     registered       like eager, or like sdpa               bool, or added      applied         added
 
-Eager functions differ from model to model, and users register their own: what they computed is compared with what is
-said here on one query (`checking.py`), so that a difference is an error and never a wrong map.
+Eager functions differ from model to model, and users register their own: what they computed is compared with
+what is said here on one query (`checking.py`), so that a difference is an error and never a wrong map.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class _Between:
 
 
 def readings(function: Function, arguments: Arguments) -> tuple[list[Call], bool]:
-    """What the call may have computed, likeliest first, and whether that is certain from the implementation alone."""
+    """What the call may have computed, likeliest first, and whether the implementation alone makes that"
+    " certain."""
     _refuse_unknown(arguments)
     name = _implementations().get(function)
     if name is not None:
@@ -98,7 +100,9 @@ def _implementations() -> dict[Function, str]:
     """The functions that transformers itself registers."""
     modules = {name: sys.modules.get(f"transformers.integrations.{name}_attention") for name in _READERS}
     return {
-        getattr(module, f"{name}_attention_forward"): name for name, module in modules.items() if module is not None
+        getattr(module, f"{name}_attention_forward"): name
+        for name, module in modules.items()
+        if module is not None
     }
 
 
@@ -117,10 +121,11 @@ def _call(arguments: Arguments, between: _Between) -> Call:
     )
 
 
-# --- one reader per implementation ------------------------------------------------------------------------------
+# --- one reader per implementation --------------------------------------------------------------------------
 
 
 def _sdpa(arguments: Arguments) -> _Between:
+    hidden: tuple[masks.MaskRule | Tensor, ...]
     hidden, biases = _four_dim(arguments)
     T, S = arguments.query.shape[2], arguments.key.shape[2]
     if arguments.attention_mask is None and arguments.is_causal and T > 1:
@@ -129,6 +134,7 @@ def _sdpa(arguments: Arguments) -> _Between:
 
 
 def _eager(arguments: Arguments, causal: bool = False) -> _Between:
+    hidden: tuple[masks.MaskRule | Tensor, ...]
     hidden, biases = _four_dim(arguments)
     if causal:
         hidden = (causal_rule(arguments.query.shape[2], arguments.key.shape[2]),)
@@ -168,7 +174,7 @@ def _flash(arguments: Arguments) -> _Between:
 _READERS: dict[str, Callable[[Arguments], _Between]] = {"sdpa": _sdpa, "flex": _flex, "flash": _flash}
 
 
-# --- parts ---------------------------------------------------------------------------------------------------------
+# --- parts --------------------------------------------------------------------------------------------------
 
 
 def _four_dim(arguments: Arguments) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -177,7 +183,9 @@ def _four_dim(arguments: Arguments) -> tuple[tuple[Tensor, ...], tuple[Tensor, .
     if mask is None:
         return (), ()
     if not isinstance(mask, Tensor):
-        raise _mask_error(arguments, "this implementation takes a bool or float tensor (B, 1 or H, T, S), or None")
+        raise _mask_error(
+            arguments, "this implementation takes a bool or float tensor (B, 1 or H, T, S), or None"
+        )
     mask_4d = as_heads_mask(mask, arguments.query)
     if mask.is_floating_point():
         return (), (mask_4d,)
@@ -191,7 +199,9 @@ def _position_bias(arguments: Arguments) -> tuple[Tensor, ...]:
     if bias is None:
         return ()
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        raise RecordingError(f"a position bias that is no float tensor: {describe(bias)}; {arguments.arrived()}.")
+        raise RecordingError(
+            f"a position bias that is no float tensor: {describe(bias)}; {arguments.arrived()}."
+        )
     return (as_heads_mask(bias, arguments.query)[..., : arguments.key.shape[2]],)
 
 
@@ -202,7 +212,8 @@ def _sinks(arguments: Arguments) -> Tensor | None:
     heads = arguments.query.shape[1]
     if not isinstance(sinks, Tensor) or sinks.numel() != heads:
         raise RecordingError(
-            f"learned sinks (s_aux) of {describe(sinks)}, expected one logit per head ({heads},): {arguments.arrived()}."
+            f"learned sinks (s_aux) of {describe(sinks)}, expected one logit per head ({heads},):"
+            f" {arguments.arrived()}."
         )
     return sinks.reshape(heads)
 
@@ -224,7 +235,12 @@ def _flash_padding(arguments: Arguments, S: int) -> masks.MaskRule:
 def _is_packed(arguments: Arguments) -> bool:
     """Whether flash reads several sequences out of `position_ids`: one row in which they start again."""
     ids = arguments.options.get("position_ids")
-    if arguments.attention_mask is not None or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[0] != 1:
+    if (
+        arguments.attention_mask is not None
+        or not isinstance(ids, Tensor)
+        or ids.ndim != 2
+        or ids.shape[0] != 1
+    ):
         return False
     return bool((ids.diff(dim=-1) != 1).any())
 
@@ -233,7 +249,8 @@ def _refuse_unknown(arguments: Arguments) -> None:
     given = [name for name in _NOT_UNDERSTOOD if arguments.options.get(name) is not None]
     if given:
         raise RecordingError(
-            f"{', '.join(given)} changes the weights in a way that clearhead does not know: {arguments.arrived()}."
+            f"{', '.join(given)} changes the weights in a way that clearhead does not know:"
+            f" {arguments.arrived()}."
             " This model cannot be recorded."
         )
 

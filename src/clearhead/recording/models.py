@@ -19,17 +19,22 @@ def check_model(model: object) -> None:
     """Raise RecordingError, saying why and what to do, for what has no Python code to watch."""
     if isinstance(model, torch.jit.ScriptModule):
         raise RecordingError(
-            f"record({type(model).__name__}): a scripted or traced model runs in TorchScript, where no call can be"
+            f"record({type(model).__name__}): a scripted or traced model runs in TorchScript, where no"
+            " call can be"
             " seen. Record the nn.Module that it was made from."
         )
-    if isinstance(model, torch.export.ExportedProgram) or (isinstance(model, fx.GraphModule) and _is_exported(model)):
+    if isinstance(model, torch.export.ExportedProgram) or (
+        isinstance(model, fx.GraphModule) and _is_exported(model)
+    ):
         raise RecordingError(
-            f"record({type(model).__name__}): an exported program is a graph of kernels, in which attention may have"
+            f"record({type(model).__name__}): an exported program is a graph of kernels, in which"
+            " attention may have"
             " been taken apart. Record the nn.Module that it was exported from."
         )
     if not isinstance(model, nn.Module):
         raise RecordingError(
-            f"record({describe(model)}): expected the torch.nn.Module that is called in the block. Of a pipeline or"
+            f"record({describe(model)}): expected the torch.nn.Module that is called in the block. Of a"
+            " pipeline or"
             " wrapper, pass the module inside (often its .model)."
         )
 
@@ -46,9 +51,10 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, ...]:
 
 @contextmanager
 def running_eagerly(model: nn.Module) -> Iterator[None]:
-    """Within the block, a compiled model runs its Python code, and a warning says so; other models are left alone.
+    """Within the block a compiled model runs its Python code, and a warning says so; others are left alone.
 
-    Only for compiled models: FlexAttention compiles its kernel on its own, and that must run as without the recorder.
+    Only for compiled models: FlexAttention compiles its kernel on its own, and that must run as without the
+    recorder.
     """
     if not any(_is_compiled(module) for module in model.modules()):
         yield
@@ -56,7 +62,8 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
     if torch.compiler.is_compiling():
         raise RecordingError("record() inside a function that torch.compile is compiling: call it outside.")
     warnings.warn(
-        f"record({type(model).__name__}): the compiled model runs uncompiled inside this block (a compiled graph makes"
+        f"record({type(model).__name__}): the compiled model runs uncompiled inside this block (a compiled"
+        " graph makes"
         " no calls that can be seen); its output is that of the uncompiled model.",
         UserWarning,
         stacklevel=4,
@@ -66,4 +73,6 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    return (
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    )

@@ -1,10 +1,10 @@
-"""Watching one thread: which module is running, when a pass begins and ends, and where the function mode may stand.
+"""Watching one thread: which module runs, when a pass begins and ends, and where the function mode may be on.
 
-`torch.nn.Module.__call__` is replaced for the time of a block (no hook is put on any module: a hook would switch
-off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from each module). A torch function
-mode also switches that fast path off, and padded rows of its output change; so while PyTorch's own
-`nn.TransformerEncoder`, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` compute, the mode steps out, and it
-steps in again for any module that they call.
+`torch.nn.Module.__call__` is replaced for the time of a block (no hook is put on any module: a hook would
+switch off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from each module). A
+torch function mode also switches that fast path off, and padded rows of its output change; so while PyTorch's
+own `nn.TransformerEncoder`, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` compute, the mode steps
+out, and it steps in again for any module that they call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _observer: ContextVar[Observer | None] = ContextVar("clearhead_observer", defaul
 
 
 def current() -> Observer | None:
-    """The observer of this thread, where a pass is running or may begin; a context copied to another thread is not it."""
+    """The observer of this thread, if a block is open in it; one in a context copied from elsewhere is"
+    " not."""
     observer = _observer.get()
     return observer if observer is not None and observer.thread == threading.get_ident() else None
 
@@ -89,7 +90,9 @@ class Observer:
         for listener in self.listeners:
             listener.miss(module)
 
-    def run(self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """`module(*args, **kwargs)`, noting that it runs."""
         self.modules.append(module)
         try:
@@ -102,8 +105,12 @@ class Observer:
         finally:
             self.modules.pop()
 
-    def _run_root(self, original: Function, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        begun = [one for one in self.listeners if any(r is root for r in one.roots) and one.begin(args, kwargs)]
+    def _run_root(
+        self, original: Function, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        begun = [
+            one for one in self.listeners if any(r is root for r in one.roots) and one.begin(args, kwargs)
+        ]
         self.running += len(begun)
         complete = False
         try:
@@ -130,8 +137,9 @@ class Observer:
 
     @contextmanager
     def stepped_out(self) -> Iterator[None]:
-        """Our function mode off torch's stack. Below somebody else's mode it may stay: theirs has the same effect."""
-        if not self._present or _get_current_function_mode() is not self._mode:
+        """Our function mode off torch's stack. Below somebody else's it may stay: theirs has the same"
+        " effect."""
+        if not self._present or _get_current_function_mode() is not self._mode:  # type: ignore[no-untyped-call]
             yield
             return
         self._mode.__exit__(None, None, None)

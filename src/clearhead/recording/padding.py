@@ -1,7 +1,7 @@
-"""Which tokens of a pass are real: read from the model call's own `attention_mask`, and joined to each map's mask.
+"""Which tokens of a pass are real: read from the model's own `attention_mask`, joined to each map's mask.
 
-A padded key is seen by nobody and a padded query sees nothing, whatever the model did with it: libraries hide with the
-dtype's lowest number, which turns a padded row into a uniform one.
+A padded key is seen by nobody and a padded query sees nothing, whatever the model did with it: libraries hide
+with the dtype's lowest number, which turns a padded row into a uniform one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _CROSS = ("cross", "encdec", "encoder_attn", "encoder_decoder")  # in the name o
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """Real tokens of one call of the model: (B, tokens) bool; None where none is padded, or nothing was said."""
+    """The real tokens of one call of the model, (B, tokens) bool; None where nothing is padded or was"
+    " said."""
 
     tokens: Tensor | None = None  # attention_mask
     encoder: Tensor | None = None  # encoder_attention_mask
@@ -35,8 +36,9 @@ class Padding:
     def rule(self, call: Call, path: str) -> masks.MaskRule | None:
         """What this call's map must not show, or None.
 
-        A call that came without any mask did not hide the padded keys, so the padding is not its own (the image tower
-        of a vision-language model, say); padding that the user stated is always joined where it fits.
+        A call that came without any mask did not hide the padded keys, so the padding is not its own (the
+        image tower of a vision-language model, say); padding that the user stated is always joined where it
+        fits.
         """
         if not self.stated and not call.masks and not call.biases:
             return None
@@ -70,8 +72,10 @@ def check_padding(padding: object) -> None:
         return
     if not isinstance(padding, Tensor) or padding.ndim != 2 or padding.is_floating_point():
         raise ShapeError(
-            f"record(padding={describe(padding)}): expected the tokenizer's attention_mask, a bool or 0/1 tensor"
-            " (B, tokens) that is True where a token is real; False for no padding; None to read it from the call."
+            f"record(padding={describe(padding)}): expected the tokenizer's attention_mask, a bool or 0/1"
+            " tensor"
+            " (B, tokens) that is True where a token is real; False for no padding; None to read it from"
+            " the call."
         )
 
 
@@ -84,7 +88,12 @@ def read_padding(
     parameters, given = _bound(model, args, kwargs)
     has_decoder = "decoder_attention_mask" in parameters or "decoder_input_ids" in parameters
     if isinstance(stated, Tensor):
-        return Padding(_flags(stated), decoder=_flags(given.get("decoder_attention_mask")), has_decoder=has_decoder, stated=True)
+        return Padding(
+            _flags(stated),
+            decoder=_flags(given.get("decoder_attention_mask")),
+            has_decoder=has_decoder,
+            stated=True,
+        )
     return Padding(
         _flags(given.get("attention_mask")),
         _flags(given.get("encoder_attention_mask")),
@@ -93,7 +102,9 @@ def read_padding(
     )
 
 
-def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[str], dict[str, Any]]:
+def _bound(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[set[str], dict[str, Any]]:
     """The names that `forward` takes, and the arguments of this call by name."""
     signature = inspect.signature(model.forward)
     try:

@@ -1,4 +1,4 @@
-"""The block itself: enters the seams, sorts what arrives into passes and layers, and leaves everything as it was."""
+"""The block itself: enters the seams, sorts what arrives into passes and layers, leaves all as it was."""
 
 from __future__ import annotations
 
@@ -46,11 +46,13 @@ class Recorder:
         self._foreign: set[str] = set()
         self._stack = ExitStack()
 
-    # --- the block ------------------------------------------------------------------------------------------------
+    # --- the block ------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Recording:
         if self._model is None:
-            raise RecordingError("this recorder has been used: call clearhead.record(model) again for a new block.")
+            raise RecordingError(
+                "this recorder has been used: call clearhead.record(model) again for a new block."
+            )
         with ExitStack() as stack:
             stack.enter_context(running_eagerly(self._model))
             for replacement in (*observer.REPLACEMENTS, *huggingface.replacements()):
@@ -67,7 +69,7 @@ class Recorder:
         if error is None:  # an exception of the block is never hidden by one of ours
             self._check_seen()
 
-    # --- what the observer reports ----------------------------------------------------------------------------------
+    # --- what the observer reports --------------------------------------------------------------------------
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A call of the model begins."""
@@ -115,21 +117,25 @@ class Recorder:
             self._paths.update({id(root): "" for root in self.roots})
         return self._paths.get(id(module))
 
-    # --- what is said at the end ---------------------------------------------------------------------------------------
+    # --- what is said at the end ----------------------------------------------------------------------------
 
     def _check_seen(self) -> None:
         if self._started == 0:
             raise RecordingError(
-                f"record({self._name}): the model was not called inside the block. Call the module that was passed to"
+                f"record({self._name}): the model was not called inside the block. Call the module that"
+                " was passed to"
                 " record, as model(…): model.forward(…), a copy of it, or another thread are not seen."
             )
         if not self._recording.passes:
-            raise RecordingError(f"record({self._name}): every call of the model in this block ended in an exception.")
+            raise RecordingError(
+                f"record({self._name}): every call of the model in this block ended in an exception."
+            )
         if self._most_calls == 0:
             raise RecordingError(self._nothing_seen())
         if self._missed:
             warnings.warn(
-                f"record({self._name}): attention inside {_list(self._missed)} cannot be seen yet and is missing from"
+                f"record({self._name}): attention inside {_list(self._missed)} cannot be seen yet and is"
+                " missing from"
                 " this recording.",
                 UserWarning,
                 stacklevel=3,
@@ -150,7 +156,8 @@ class Recorder:
         if isinstance(self._stated, Tensor) and not self._fitted and not bool((self._stated != 0).all()):
             sizes = ", ".join(str(one) for one in sorted(self._sizes))
             raise RecordingError(
-                f"record({self._name}, padding={tuple(self._stated.shape)}): the padding fits no attention call;"
+                f"record({self._name}, padding={tuple(self._stated.shape)}): the padding fits no attention"
+                " call;"
                 f" (batch, keys) of the calls: {sizes}."
             )
 
@@ -160,10 +167,14 @@ class Recorder:
         return (
             f"record({self._name}): the model ran, but no attention call was seen. Likely causes:\n"
             "  (a) it computes attention by hand, as softmax(q @ k.mT) @ v: call"
-            " torch.nn.functional.scaled_dot_product_attention there, or clearhead.scaled_dot_product_attention;\n"
-            f"  (b) it uses nn.MultiheadAttention or nn.TransformerEncoder, which cannot be seen yet{missed};\n"
-            "  (c) the attention is not in this model's own Python code: in modules that are not registered as its"
-            f" submodules{foreign}, in scripted or exported parts, in another thread or process, or there is none."
+            " torch.nn.functional.scaled_dot_product_attention there, or"
+            " clearhead.scaled_dot_product_attention;\n"
+            "  (b) it uses nn.MultiheadAttention or nn.TransformerEncoder, which cannot be seen"
+            f" yet{missed};\n"
+            "  (c) the attention is not in this model's own Python code: in modules that are not"
+            " registered as its"
+            f" submodules{foreign}, in scripted or exported parts, in another thread or process, or there"
+            " is none."
         )
 
 
@@ -175,9 +186,9 @@ def _numbers(layers: Iterable[int] | None) -> frozenset[int] | None:
     if layers is None:
         return None
     numbers = list(layers)
-    if not numbers or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
+    if not numbers or any(type(n) is not int or n < 0 for n in numbers):
         raise RecordingError(
-            f"record(layers={numbers!r}): expected layer numbers, integers from 0 (the order of the attention calls),"
-            " or None for all."
+            f"record(layers={numbers!r}): expected layer numbers, integers from 0 (the order of the attention"
+            " calls), or None for all."
         )
     return frozenset(numbers)

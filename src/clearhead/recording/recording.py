@@ -1,4 +1,4 @@
-"""What a block has seen: passes (calls of the model), each a sequence of layer maps in the order of the calls."""
+"""What a block has seen: passes (calls of the model), each a sequence of layer maps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Layer:
         if changed:
             raise RecordingError(
                 f"the map of layer {self.number} ({self.path!r}) can no longer be read: a tensor of shape"
-                f" {tuple(changed[0].shape)} that it is made from was overwritten in place after the call (a static"
+                f" {tuple(changed[0].shape)} that it is made from was overwritten in place after the call"
+                " (a static"
                 " cache does so at each step, an optimiser at each update). Read the map before that."
             )
         return self.map
@@ -60,7 +61,7 @@ class _Maps(Sequence[SoftmaxMap]):
     @overload
     def __getitem__(self, index: slice) -> list[SoftmaxMap]: ...
     def __getitem__(self, index: int | str | tuple[str, int] | slice) -> SoftmaxMap | list[SoftmaxMap]:
-        """A map by position or module path (with the number of the call, where a module was called often); a slice: a list."""
+        """A map by position, module path, or (path, number of its call); a list of maps by a slice."""
         kept = self._kept(f"recording[{index!r}]")
         if isinstance(index, slice):
             return [layer.read() for layer in kept[index]]
@@ -77,7 +78,7 @@ class _Maps(Sequence[SoftmaxMap]):
 
     @property
     def layers(self) -> list[int]:
-        """The number of each map: its index among the attention calls of the pass, also where `layers=` left some out."""
+        """The number of each map: its index among all attention calls of the pass."""
         return [layer.number for layer in self._kept("recording.layers")]
 
     @property
@@ -103,7 +104,8 @@ class _Maps(Sequence[SoftmaxMap]):
         if self.dense_nbytes > max_bytes:
             raise RecordingError(
                 f"to_attentions(max_bytes={max_bytes:,}): the dense weights take {self.dense_nbytes:,} bytes"
-                f" ({size(self.dense_nbytes)}). Allow that many, record fewer layers (record(model, layers=[…])),"
+                f" ({size(self.dense_nbytes)}). Allow that many, record fewer layers (record(model,"
+                " layers=[…])),"
                 " or read the lazy maps in recording.attentions."
             )
         return tuple(attn.to_dense() for attn in self)
@@ -125,8 +127,8 @@ class Pass(_Maps):
 class Recording(_Maps):
     """What `clearhead.record` has seen.
 
-    A sequence of layer maps where the model was called once; `.passes` holds one such sequence per call. Maps are
-    indexed by position (`recording[17]`, `recording[-1]`, `recording[2:5]`) or module path.
+    A sequence of layer maps where the model was called once; `.passes` holds one such sequence per call. Maps
+    are indexed by position (`recording[17]`, `recording[-1]`, `recording[2:5]`) or module path.
     """
 
     def __init__(self) -> None:
@@ -136,7 +138,9 @@ class Recording(_Maps):
         if len(self.passes) == 1:
             return self.passes[0]._kept(asked)
         if not self.passes:
-            raise RecordingError(f"{asked}: nothing is recorded; no call of the model has ended in this block yet.")
+            raise RecordingError(
+                f"{asked}: nothing is recorded; no call of the model has ended in this block yet."
+            )
         raise RecordingError(
             f"{asked}: the model was called {len(self.passes)} times in this block."
             f" Say which call: recording.passes[0] … recording.passes[{len(self.passes) - 1}]."

@@ -1,8 +1,8 @@
 """Replacing an attribute of somebody else's class for a while: counted, undone, and never undone too early.
 
-Several blocks (nested, or in several threads) may need the same replacement: the first one in makes it, the last one
-out takes it back. Whoever replaced the attribute again in between keeps what they put there: our wrapper below it
-does nothing once no block is open.
+Several blocks (nested, or in several threads) may need the same replacement: the first one in makes it, the
+last one out takes it back. Whoever replaced the attribute again in between keeps what they put there: our
+wrapper below it does nothing once no block is open.
 """
 
 from __future__ import annotations

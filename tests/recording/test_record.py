@@ -1,0 +1,349 @@
+"""The block: what is seen, what is restored, and every message."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.errors import RecordingError, ShapeError
+from clearhead.recording import record
+
+# --- nothing is left behind -----------------------------------------------------------------------
+
+
+def test_trap02_everything_is_as_before_after_a_block(nano, ids, touched):
+    before, modules = touched(), {name: dict(vars(module)) for name, module in nano.named_modules()}
+    with record(nano):
+        nano(ids)
+    assert touched() == before
+    assert {name: dict(vars(module)) for name, module in nano.named_modules()} == modules
+
+
+@pytest.mark.parametrize("where", ["before", "inside the model", "after"])
+def test_trap02_everything_is_as_before_after_an_exception(nano, ids, touched, where):
+    before = touched()
+    nano.h[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0) if where == "inside the model" else None
+    with pytest.raises(ZeroDivisionError), record(nano):  # noqa: PT012 (it is about where in the block)
+        if where == "before":
+            raise ZeroDivisionError
+        nano(ids)
+        raise ZeroDivisionError
+    assert touched() == before
+
+
+def test_trap02_everything_is_as_before_after_a_failed_construction(touched):
+    before = touched()
+    for model in [None, "gpt2", lambda x: x]:
+        with pytest.raises(RecordingError):
+            record(model)
+    assert touched() == before
+
+
+def test_trap02_everything_is_as_before_after_a_block_that_could_not_be_entered(nano, touched, monkeypatch):
+    before = touched()
+    monkeypatch.setattr("clearhead.recording.huggingface.replacements", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError), record(nano):
+        pass
+    assert touched() == before
+
+
+def test_an_exception_of_the_block_is_not_hidden_by_one_of_ours(nano):
+    with pytest.raises(KeyError), record(nano):
+        raise KeyError  # the model was never called either
+
+
+def test_a_call_that_failed_leaves_no_pass(nano, ids):
+    with record(nano) as recording:
+        with pytest.raises(IndexError):
+            nano(ids + 1000)
+        nano(ids)
+    assert len(recording.passes) == 1
+
+
+def test_trap02_training_mode_grad_mode_and_random_numbers_stay(nano, ids):
+    nano.train()
+    with torch.inference_mode(), record(nano) as recording:
+        out = nano(ids)
+        assert torch.is_inference_mode_enabled()
+    assert nano.training
+    assert out.is_inference()
+    assert recording[0].to_dense().shape == (2, 4, 11, 11)
+
+
+# --- whose calls are seen -------------------------------------------------------------------------
+
+
+def test_nested_blocks_of_one_model_both_see_it(nano, ids, touched):
+    before = touched()
+    with record(nano) as outer:
+        with record(nano, layers=[1]) as inner:
+            nano(ids)
+        nano(ids)
+    assert [len(each) for each in outer.passes] == [3, 3]
+    assert inner.layers == [1]
+    assert torch.equal(inner[0].to_dense(), outer.passes[0][1].to_dense())
+    assert touched() == before
+
+
+def test_a_block_for_a_part_sees_the_part_only(nano, ids):
+    with record(nano) as whole, record(nano.h[1]) as part:
+        nano(ids)
+    assert whole.paths == ["h.0.attn", "h.1.attn", "h.2.attn"]
+    assert part.paths == ["attn"]
+
+
+def test_another_models_calls_are_not_recorded(nano, make_nano, ids):
+    other = make_nano().eval()
+    with record(nano) as recording:
+        other(ids)
+        nano(ids)
+        F.scaled_dot_product_attention(*[torch.randn(1, 1, 3, 4)] * 3)
+    assert len(recording.passes) == 1
+    assert len(recording) == 3
+
+
+def test_a_model_that_only_uses_another_says_so(make_nano, ids):
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [make_nano()]  # a list: not a submodule
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.hidden[0](x)
+
+    model = Holder()
+    with (
+        pytest.raises(
+            RecordingError, match=r"not registered as its\n?.*submodules.*CausalSelfAttention made"
+        ),
+        record(model),
+    ):
+        model(ids)
+
+
+@pytest.mark.parametrize("copy_context", [False, True])
+def test_another_threads_calls_are_not_recorded(nano, ids, copy_context):
+    def call() -> None:
+        for _ in range(5):
+            nano(ids)
+
+    context = contextvars.copy_context()
+    with record(nano) as recording:
+        run = (lambda: contextvars.copy_context().run(call)) if copy_context else call
+        inner = contextvars.copy_context()
+        thread = threading.Thread(target=lambda: inner.run(call) if copy_context else context.run(run))
+        thread.start()
+        nano(ids)
+        thread.join()
+    assert len(recording.passes) == 1
+
+
+def test_blocks_in_two_threads_are_separate(make_nano, ids, touched):
+    before, seen, errors = touched()[:-1], {}, []
+    gate = threading.Barrier(2)
+
+    def work(layers: int) -> None:
+        try:
+            model = make_nano(layers=layers).eval()
+            gate.wait()
+            for _ in range(5):
+                with record(model) as recording, torch.no_grad():
+                    model(ids)
+                seen.setdefault(layers, set()).add(len(recording))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (2, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert seen == {2: {2}, 4: {4}}
+    assert touched()[:-1] == before
+
+
+def test_a_root_that_calls_itself_is_one_pass():
+    class Twice(nn.Module):
+        def forward(self, x: Tensor, again: bool = True) -> Tensor:
+            x = F.scaled_dot_product_attention(x, x, x)
+            return self(x, again=False) if again else x
+
+    model = Twice()
+    with record(model) as recording:
+        model(torch.randn(1, 2, 3, 4))
+    assert [len(each) for each in recording.passes] == [2]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_trap02_nothing_is_alive_after_the_block_but_what_the_recording_holds(make_nano, ids):
+    model = make_nano()
+    manager = record(model)
+    with manager as recording:
+        model(ids)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    assert all(t.grad_fn is None for attn in recording for t in (attn.q, attn.k, attn.v))
+    assert not any(t.requires_grad for attn in recording for t in (attn.q, attn.k, attn.v))
+    maps = [weakref.ref(attn) for attn in recording]
+    del recording, manager
+    gc.collect()
+    assert all(ref() is None for ref in maps)
+
+
+def test_detach_false_keeps_the_graph_and_trains(nano, ids):
+    with record(nano, detach=False) as recording:
+        nano(ids)
+    recording[2].entropy().mean().backward()
+    assert nano.h[0].attn.c_attn.weight.grad.abs().sum() > 0
+
+
+def test_trap10_holding_a_recording_costs_what_q_k_and_v_cost(attend):
+    q = torch.randn(1, 4, 2048, 16)
+    with record(attend) as recording:
+        attend(q, q, q, is_causal=True)
+    assert recording.nbytes == q.untyped_storage().nbytes()
+    assert recording.dense_nbytes == 4 * 4 * 2048**2
+
+
+def test_overwritten_tensors_raise_on_reading_and_not_before(attend):
+    q, k, mask = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool)
+    with record(attend) as recording:
+        attend(q, k, q, attn_mask=mask)
+        recording  # noqa: B018
+    kept = recording[0]
+    assert kept.to_dense().isfinite().all()
+    k.mul_(2)
+    with pytest.raises(RecordingError, match=r"layer 0 \(''\) can no longer be read.*overwritten in place"):
+        recording[0]
+    with pytest.raises(RecordingError, match="overwritten in place"):
+        kept.to_dense()
+
+
+def test_an_overwritten_mask_raises_too(attend):
+    q, mask = torch.randn(1, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool)
+    with record(attend) as recording:
+        attend(q, q, q, attn_mask=mask)
+    mask[0, 0] = False
+    with pytest.raises(RecordingError, match=r"shape \(1, 1, 5, 5\).*overwritten"):
+        recording[0]
+
+
+# --- compiled, scripted, exported -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "module.compile", "a compiled part"])
+def test_a_compiled_model_runs_eagerly_in_the_block_and_it_is_said(nano, ids, how):
+    plain = nano(ids)
+    compiled = nano
+    if how == "torch.compile":
+        compiled = torch.compile(nano, backend="eager")
+    elif how == "module.compile":
+        nano.compile(backend="eager")
+    else:
+        nano.h[1].compile(backend="eager")
+    with pytest.warns(UserWarning, match="runs uncompiled inside this block"), record(compiled) as recording:
+        out = compiled(ids)
+    assert torch.equal(out, plain)
+    assert recording.paths == ["h.0.attn", "h.1.attn", "h.2.attn"]
+    from torch._dynamo import eval_frame
+
+    assert eval_frame._stance.stance == "default"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_and_exported_models_say_why_not():
+    linear, x = nn.Linear(2, 2), torch.randn(1, 2)
+    with pytest.raises(RecordingError, match=r"TorchScript.*Record the nn\.Module that it was made from"):
+        record(torch.jit.trace(linear, x))
+    program = torch.export.export(linear, (x,))
+    for exported in (program, program.module()):
+        with pytest.raises(RecordingError, match=r"exported program.*Record the nn\.Module"):
+            record(exported)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_trap26_nothing_was_seen_lists_the_likely_causes():
+    class ByHand(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).softmax(-1) @ x
+
+    model = ByHand()
+    with (
+        pytest.raises(RecordingError, match=r"(?s)no attention call was seen.*\(a\).*by hand.*\(b\).*\(c\)"),
+        record(model),
+    ):
+        model(torch.randn(1, 3, 4))
+
+
+def test_trap26_a_model_that_was_not_called_has_its_own_message(nano, ids):
+    with (
+        pytest.raises(RecordingError, match=r"record\(NanoGPT\): the model was not called inside the block"),
+        record(nano),
+    ):
+        nano.forward(ids)
+
+
+def test_trap26_only_failed_calls_have_their_own_message(nano, ids):
+    with (
+        pytest.raises(RecordingError, match="every call of the model in this block ended in an exception"),
+        record(nano),
+        pytest.raises(IndexError),
+    ):
+        nano(ids + 1000)
+
+
+def test_layers_keep_their_numbers(nano, ids):
+    with record(nano, layers=range(1, 3)) as recording:
+        nano(ids)
+    assert recording.layers == [1, 2]
+    assert recording.paths == ["h.1.attn", "h.2.attn"]
+
+
+def test_an_unknown_layer_names_what_exists(nano, ids):
+    with (
+        pytest.raises(
+            RecordingError, match=r"there is no layer 7; the model made 3 attention calls, layers 0, 1, 2"
+        ),
+        record(nano, layers=[0, 7]),
+    ):
+        nano(ids)
+
+
+@pytest.mark.parametrize("layers", [[-1], [True], [0.0], []])
+def test_layers_are_numbers_from_zero(nano, layers):
+    with pytest.raises(RecordingError, match="expected layer numbers, integers from 0"):
+        record(nano, layers=layers)
+
+
+@pytest.mark.parametrize("padding", [torch.ones(3), torch.ones(2, 3), True, "left", [[1, 0]]])
+def test_padding_is_a_mask_or_false(nano, padding):
+    with pytest.raises(ShapeError, match=r"record\(padding=.*expected the tokenizer's attention_mask"):
+        record(nano, padding=padding)
+
+
+@pytest.mark.parametrize("model", [None, "gpt2", lambda x: x])
+def test_what_is_no_module_is_refused(model):
+    with pytest.raises(RecordingError, match=r"expected the torch\.nn\.Module that is called in the block"):
+        record(model)
+
+
+def test_a_recorder_is_for_one_block(nano, ids):
+    recorder = record(nano)
+    with recorder:
+        nano(ids)
+    with pytest.raises(RecordingError, match=r"call clearhead\.record\(model\) again"), recorder:
+        pass
