@@ -1,0 +1,353 @@
+"""SoftmaxMap beyond the contract: exact identities, gradients, NaN, empty sizes, and what may happen to its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import DTypeError, RecordingError, ShapeError, SoftmaxMap, average_heads, masks, reference, scores
+from clearhead.kernels import tiles
+from clearhead.maps import AttentionMap
+from clearhead.testing import assert_close
+
+B, H, G, T, S, D = 2, 4, 2, 6, 9, 8
+
+
+@pytest.fixture
+def g() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def qk(g: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn(B, H, T, D, generator=g), torch.randn(B, G, S, D, generator=g)
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+def test_split_keys_merged_by_lse_are_the_whole(qk: tuple[Tensor, Tensor]) -> None:
+    q, k = (t.double() for t in qk)
+    v = torch.randn(B, G, S, 3, dtype=torch.float64)
+    whole, parts = SoftmaxMap(q, k), [SoftmaxMap(q, k[:, :, :4]), SoftmaxMap(q, k[:, :, 4:])]
+    lse = torch.stack([part.lse for part in parts])
+    torch.testing.assert_close(whole.lse, torch.logsumexp(lse, 0), rtol=1e-15, atol=1e-14)
+    shares = torch.softmax(lse, 0)[..., None]
+    merged = shares[0] * (parts[0] @ v[:, :, :4]) + shares[1] * (parts[1] @ v[:, :, 4:])
+    torch.testing.assert_close(whole @ v, merged, rtol=1e-14, atol=1e-14)
+
+
+def test_permutation_equivariance(qk: tuple[Tensor, Tensor]) -> None:
+    q, k = (t.double() for t in qk)
+    order, other = torch.randperm(T), torch.randperm(S)
+    permuted = SoftmaxMap(q[:, :, order], k[:, :, other])
+    torch.testing.assert_close(permuted.to_dense(), SoftmaxMap(q, k).to_dense()[:, :, order][..., other])
+    torch.testing.assert_close(permuted.entropy(), SoftmaxMap(q, k).entropy()[..., order])
+    torch.testing.assert_close(permuted.received(), SoftmaxMap(q, k).received()[..., other])
+
+
+@pytest.mark.parametrize("replacement", [7.0, math.inf, math.nan])
+def test_a_causal_future_has_no_influence(replacement: float) -> None:
+    q, k = torch.randn(1, 2, 300, D), torch.randn(1, 2, 300, D)
+    edited_q, edited_k = q.clone(), k.clone()
+    edited_q[:, :, 150:], edited_k[:, :, 150:] = replacement, replacement
+    before, after = (SoftmaxMap(*t, mask=masks.causal())[..., :150, :] for t in ((q, k), (edited_q, edited_k)))
+    assert torch.equal(before.to_dense(), after.to_dense())
+    assert torch.equal(before.statistics().entropy, after.statistics().entropy)
+
+
+def test_entropy_identity() -> None:
+    """H[t] = lse[t] - scale · q[t] · (A @ K)[t] (DESIGN: the fused kernels' way to it)."""
+    q, k = torch.randn(1, 2, 40, D, dtype=torch.float64), torch.randn(1, 2, 40, D, dtype=torch.float64)
+    attn = SoftmaxMap(q, k, mask=masks.causal())
+    torch.testing.assert_close(attn.entropy(), attn.lse - attn.scale * (q * (attn @ k)).sum(-1), atol=1e-13, rtol=0)
+
+
+def test_the_jacobian_of_a_causal_output_is_lower_triangular() -> None:
+    q, k, v = (torch.randn(5, 3, dtype=torch.float64) for _ in range(3))
+    of_k = torch.autograd.functional.jacobian(lambda k: SoftmaxMap(q, k, mask=masks.causal()) @ v, k)
+    upper = torch.triu(torch.ones(5, 5), 1).bool()
+    assert (of_k.permute(0, 2, 1, 3)[upper] == 0).all()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (4, 100), (100, 2), (7, 7)])
+def test_tile_size_moves_weights_by_rounding_only(size: tuple[int, int], qk: tuple[Tensor, Tensor]) -> None:
+    q, k = qk
+    exact = reference.weights(q.double(), k.double(), mask=reference.causal(T, S))
+    plain = reference.weights(q, k, mask=reference.causal(T, S))
+    with tiles.tile_size(*size):
+        assert_close(SoftmaxMap(q, k, mask=masks.causal()).to_dense(), exact, plain, terms=S + D)
+
+
+def test_row_by_row_in_any_order_is_all_at_once(qk: tuple[Tensor, Tensor]) -> None:
+    attn = SoftmaxMap(*qk, mask=masks.causal())
+    whole = SoftmaxMap(*qk, mask=masks.causal()).to_dense()
+    for t in torch.randperm(T).tolist():
+        torch.testing.assert_close(attn[..., t, :], whole[..., t, :])
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+RULES = {
+    "none": None,
+    "causal": masks.causal(),
+    "padded": masks.causal() & masks.padding(keys=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 0, 1, 1]])),
+    "empty rows": masks.dense(torch.tensor([[False] * 5, [True, False, True, True, False], [False] * 5])),
+}
+DIFFERENTIABLE: dict[str, Callable[[AttentionMap], Tensor]] = {
+    "@": lambda a: a @ torch.linspace(-1, 1, 10, dtype=torch.float64).reshape(5, 2),
+    "mT @": lambda a: a.mT @ torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2),
+    "pick": lambda a: a.pick(torch.tensor([[0], [2]]), torch.tensor([0, 1, 4])),
+    "mass": lambda a: a.mass([0, 3]),
+    "mass of many": lambda a: a.mass(torch.tensor([True, False, True, True, True])),
+    "entropy": lambda a: a.entropy(),
+    "row": lambda a: a[..., 1, :],
+    "average": lambda a: average_heads(a).entropy(),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradcheck(name: str, rule: str) -> None:
+    q = torch.randn(2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 1, 5, 3, dtype=torch.float64, requires_grad=True)
+
+    def of(q: Tensor, k: Tensor) -> Tensor:
+        return DIFFERENTIABLE[name](SoftmaxMap(q, k, mask=RULES[rule]))
+
+    assert torch.autograd.gradcheck(of, (q, k))
+    with tiles.tile_size(2, 2):
+        assert torch.autograd.gradcheck(of, (q, k))
+
+
+@pytest.mark.parametrize("kind", ["softcap", "bias", "sinks"])
+def test_gradcheck_of_what_stands_between(kind: str) -> None:
+    q, k, x = (torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    extra = {"softcap": 1.5, "bias": scores.alibi(torch.tensor([0.5, 0.25]).double()), "sinks": torch.zeros(2)}[kind]
+    assert torch.autograd.gradcheck(
+        lambda q, k, x: (SoftmaxMap(q, k, mask=masks.causal(), **{kind: extra}) @ x), (q, k, x)
+    )
+
+
+def test_trap_04_rows_with_nothing_to_attend_to() -> None:
+    """Left padding and causal always make them: weights 0, lse -inf, entropy 0, finite gradients for everything."""
+    q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    attn = SoftmaxMap(q, k, mask=masks.causal() & masks.padding(keys=torch.tensor([[0, 0, 1, 1, 1]])))
+    assert (attn.to_dense()[:, :, :2] == 0).all()
+    assert torch.isneginf(attn.lse[:, :, :2]).all()
+    assert (attn.entropy()[:, :, :2] == 0).all()
+    assert ((attn @ v)[:, :, :2] == 0).all()
+    assert (attn.statistics().peak[:, :, :2] == 0).all()
+    total = attn.entropy().sum() + (attn @ v).sum() + attn.pick(0, 0).sum() + attn.mass([0, 3]).sum()
+    total.backward()
+    for t in (q, k, v):
+        assert t.grad is not None
+        assert torch.isfinite(t.grad).all()
+
+
+def test_statistics_keep_no_graph() -> None:
+    """Only @, pick, mass, entropy and rows are differentiable: a graph through every tile would be T×S again."""
+    q = torch.randn(1, 1, 5, 4, requires_grad=True)
+    attn = SoftmaxMap(q, q, mask=masks.causal())
+    for result in (attn.statistics().entropy, attn.distance(), attn.received(), attn.topk(2)[0], attn.pool_max((2, 2))):
+        assert not result.requires_grad
+    assert attn.entropy().requires_grad
+
+
+# --- traps --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_trap_23_nan_in_masked_keys_does_not_leak(bad: float) -> None:
+    q, k, x = torch.randn(1, 2, 300, D), torch.randn(1, 2, 300, D), torch.randn(1, 2, 300, 3)
+    real = torch.arange(300) >= 140
+    mask = masks.causal() & masks.padding(keys=real[None], queries=real[None])
+    clean = SoftmaxMap(q, k, mask=mask)
+    dirty_q, dirty_k, dirty_x = (t.masked_fill(~real[:, None], bad) for t in (q, k, x))
+    dirty = SoftmaxMap(dirty_q, dirty_k, mask=mask)
+    assert torch.equal(clean.to_dense(), dirty.to_dense())
+    for name in ("entropy", "distance", "to_first", "to_self", "peak", "received", "received_peak"):
+        assert torch.equal(getattr(clean.statistics(), name), getattr(dirty.statistics(), name)), name
+    torch.testing.assert_close(dirty @ dirty_x, clean @ x)
+    assert torch.equal(clean.topk(3)[0], dirty.topk(3)[0])
+    assert torch.equal(clean.mass([150]), dirty.mass([150]))
+
+
+def test_trap_23_nan_in_one_query_stays_in_its_row() -> None:
+    q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
+    q[0, 0, 2] = math.nan
+    weights = SoftmaxMap(q, k).to_dense()[0, 0]
+    assert weights[2].isnan().all()
+    assert weights[[0, 1, 3, 4]].isfinite().all()
+
+
+EMPTY = {"0 queries": (2, 0, 4), "0 keys": (2, 4, 0), "batch 0": (0, 4, 4), "nothing": (0, 0, 0), "one": (1, 1, 1)}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("rule", [None, masks.causal(), masks.sliding_window(2)])
+def test_trap_22_sizes(name: str, rule: masks.MaskRule | None) -> None:
+    B, T, S = EMPTY[name]
+    attn = SoftmaxMap(torch.randn(B, 2, T, 4), torch.randn(B, 1, S, 4), mask=rule)
+    assert attn.to_dense().shape == (B, 2, T, S)
+    assert (attn @ torch.ones(S, 3)).shape == (B, 2, T, 3)
+    assert (attn.mT @ torch.ones(T, 3)).shape == (B, 2, S, 3)
+    assert attn.statistics().entropy.shape == attn.lse.shape == (B, 2, T)
+    assert attn.received().shape == (B, 2, S)
+    assert attn.mass([]).shape == (B, 2, T)
+    assert attn.pick([], []).shape == (B, 2, 0)  # type: ignore[arg-type]
+    if S:
+        assert attn.topk(1)[0].shape == (B, 2, T, 1)
+
+
+def test_trap_22_stride_0_keys_and_queries() -> None:
+    q, k = torch.randn(1, 1, 1, 4).expand(2, 3, 5, 4), torch.randn(1, 1, 1, 4).expand(2, 3, 7, 4)
+    torch.testing.assert_close(SoftmaxMap(q, k).to_dense(), torch.full((2, 3, 5, 7), 1 / 7))
+
+
+def test_trap_22_more_than_65536_keys_with_a_mask() -> None:
+    n = 70_000
+    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, n, 4)
+    attn = SoftmaxMap(q, k, mask=masks.causal())
+    assert attn.to_dense()[0, 0, :, -2:].ne(0).tolist() == [[False, False], [True, False], [True, True]]
+    torch.testing.assert_close(attn.received().sum(), torch.tensor(3.0))
+
+
+def test_trap_15_grouped_heads_are_interleaved() -> None:
+    q, k = torch.randn(1, 4, 3, 4), torch.randn(1, 2, 3, 4)
+    attn = SoftmaxMap(q, k)
+    for head in range(4):
+        torch.testing.assert_close(attn[0, head].to_dense(), SoftmaxMap(q[0, head], k[0, head // 2]).to_dense())
+    assert attn[:, [3, 0]].k.shape[1] == 2
+    assert attn[0, 3].k.shape == (3, 4)
+
+
+def test_values_of_grouped_heads_multiply_a_selection(qk: tuple[Tensor, Tensor]) -> None:
+    v = torch.randn(B, G, S, 3)
+    attn = SoftmaxMap(*qk, v=v)
+    whole = attn @ v
+    torch.testing.assert_close(attn[1] @ attn[1].v, whole[1])
+    torch.testing.assert_close(attn[1, 2] @ attn[1, 2].v, whole[1, 2])
+    torch.testing.assert_close(attn[:, 3] @ attn[:, 3].v, whole[:, 3])
+
+
+def test_batches_are_never_taken_for_groups_of_heads() -> None:
+    attn = SoftmaxMap(torch.randn(4, 3, 2), torch.randn(4, 3, 2))  # (B, T, D)
+    with pytest.raises(ShapeError, match=r"takes x"):
+        attn @ torch.randn(2, 3, 2)
+    with pytest.raises(ShapeError, match="expected a map with a head dimension"):
+        average_heads(attn)
+
+
+def test_repr_names_the_dimensions_that_are_left(qk: tuple[Tensor, Tensor]) -> None:
+    attn = SoftmaxMap(*qk, mask=masks.causal())
+    assert repr(attn).startswith("SoftmaxMap(B=2, H=4, T=6, S=9, causal, float32; holds ")
+    assert repr(attn[0]).startswith("SoftmaxMap(H=4, T=6, S=9")
+    assert repr(attn[:, 0]).startswith("SoftmaxMap(B=2, T=6, S=9")
+    assert repr(average_heads(attn)).startswith("HeadAverage(B=2, T=6, S=9")
+
+
+def test_overwritten_queries_are_noticed() -> None:
+    q, k = torch.randn(3, 4), torch.randn(3, 4)
+    attn = SoftmaxMap(q, k)
+    attn.entropy()
+    k.mul_(2)
+    for read in (attn.to_dense, attn.entropy, lambda: attn[1:].to_dense(), lambda: attn.pick(0, 0)):
+        with pytest.raises(RecordingError, match=r"overwritten in place after the map was made.*clone q and k"):
+            read()
+
+
+def test_inference_tensors() -> None:
+    """Begun in inference mode and read outside, made inside and read outside, and the other way round."""
+    with torch.inference_mode():
+        q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+        attn = SoftmaxMap(q, k, mask=masks.causal())
+        attn.tile(slice(0, 2), slice(0, 5))
+    want = SoftmaxMap(q.clone(), k.clone(), mask=masks.causal())
+    assert torch.equal(attn.to_dense(), want.to_dense())
+    torch.testing.assert_close(attn.entropy(), want.entropy())
+    with torch.inference_mode():
+        torch.testing.assert_close(want[0].entropy(), attn[0].entropy())
+    assert want.statistics().received.shape == (1, 2, 5)
+
+
+def test_a_cached_lse_keeps_no_graph_from_being_built() -> None:
+    q, k = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
+    attn = SoftmaxMap(q, k)
+    with torch.no_grad():
+        before = attn.to_dense()
+    after = attn.to_dense()
+    assert after.requires_grad
+    assert torch.equal(before, after.detach())
+    (grad,) = torch.autograd.grad(after[0, 0], q)
+    assert grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("index", [torch.tensor(1), [1], slice(1, 2), torch.tensor([False, True])])
+def test_indices_of_every_kind(index: object, qk: tuple[Tensor, Tensor]) -> None:
+    dense = SoftmaxMap(*qk).to_dense()
+    torch.testing.assert_close(SoftmaxMap(*qk)[index].to_dense(), dense[index])
+
+
+def test_a_tile_takes_slices_as_python_reads_them(qk: tuple[Tensor, Tensor]) -> None:
+    attn = SoftmaxMap(*qk, mask=masks.causal())
+    dense = attn.to_dense()
+    for rows, cols in ((slice(None), slice(0, 3)), (slice(-2, None), slice(2, 100)), (slice(3, 1), slice(None))):
+        torch.testing.assert_close(attn.tile(rows, cols), dense[..., rows, cols])
+    with pytest.raises(IndexError, match="a slice without a step"):
+        attn.tile(slice(0, 6, 2), slice(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "error", "message"),
+    [
+        ((2, 4, 3, 8), (2, 3, 3, 8), ShapeError, r"multiple of the number of key heads.*\(batch, heads, tokens, width\)"),
+        ((2, 4, 3, 8), (1, 4, 3, 8), ShapeError, "same batch size"),
+        ((2, 4, 3, 8), (2, 4, 3, 6), ShapeError, "same last dimension D"),
+        ((2, 4, 3, 8), (4, 3, 8), ShapeError, "same rank for q and k"),
+        ((8,), (8,), ShapeError, r"\(B, H, T, D\), \(B, T, D\) or \(T, D\)"),
+        ((1, 1, 1, 3, 8), (1, 1, 1, 3, 8), ShapeError, "expected"),
+    ],
+)
+def test_trap_21_and_24_sizes_that_do_not_fit(
+    q: tuple[int, ...], k: tuple[int, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        SoftmaxMap(torch.randn(q), torch.randn(k))
+
+
+def test_trap_24_what_is_not_a_float_tensor() -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(DTypeError, match=r"use torch.as_tensor\(array\) first"):
+        SoftmaxMap(x.numpy(), x)  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="expected torch tensors"):
+        SoftmaxMap([[1.0]], x)  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match=r"floating-point tensors; convert with .float\(\)"):
+        SoftmaxMap(x.long(), x.long())
+    with pytest.raises(DTypeError, match="one dtype"):
+        SoftmaxMap(x, x.double())
+    with pytest.raises(ShapeError, match="k and v must agree"):
+        SoftmaxMap(x, x, v=torch.randn(4, 4))
+    with pytest.raises(ShapeError, match=r"one logit per head, \(1,\)"):
+        SoftmaxMap(x, x, sinks=torch.zeros(2))
+
+
+def test_trap_19_half_precision_is_judged_against_float32_of_the_same_inputs() -> None:
+    q, k = torch.randn(1, 2, 33, 8).half(), torch.randn(1, 2, 33, 8).half()
+    attn = SoftmaxMap(q, k)
+    assert attn.dtype == attn.entropy().dtype == (attn @ torch.ones(33, 1).half()).dtype == torch.float32
+    exact, plain = reference.weights(q.double(), k.double()), reference.weights(q.float(), k.float())
+    assert_close(attn.to_dense(), exact, plain, terms=41)
+
+
+def test_trap_19_column_sums_do_not_lose_what_comes_late() -> None:
+    """float32 column sums lose 6e-4 at 65k tokens under a 0.9 sink."""
+    n = 1 << 17
+    q = torch.ones(1, 1, n, 1)
+    k = torch.tensor([math.log(9.0), 0.0])[None, None, :, None]
+    got = SoftmaxMap(q, k, scale=1.0).received()[0, 0]
+    torch.testing.assert_close(got / n, torch.tensor([0.9, 0.1]), rtol=2e-7, atol=0)

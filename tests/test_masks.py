@@ -1,0 +1,201 @@
+"""Mask rules: what a block's coverage says, what combinations mean, and that FlexAttention takes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+from clearhead import DTypeError, ShapeError, masks, reference
+from clearhead.masks import Coverage, MaskRule
+
+WINDOW = json.loads((Path(__file__).parent / "data" / "defs.json").read_text())["window"]
+B, H = 2, 3
+
+
+def simple_rules(T: int, S: int) -> dict[str, MaskRule]:
+    """One of every kind, with tensors that fit T and S."""
+    g = torch.Generator().manual_seed(T * 100 + S)
+    rules = {
+        "causal": masks.causal(),
+        "upper-left": masks.causal_upper_left(),
+        "window": masks.sliding_window(3),
+        "symmetric": masks.symmetric_window(4),
+        "first": masks.first_tokens(2),
+        "first, per batch": masks.first_tokens(torch.tensor([0, 3])),
+        "prefix": masks.prefix(2),
+        "padded keys": masks.padding(keys=torch.rand(B, S, generator=g) > 0.5),
+        "padded queries": masks.padding(queries=torch.rand(B, T, generator=g) > 0.5),
+        "dense": masks.dense(torch.rand(T, S, generator=g) > 0.5),
+        "dense, per batch": masks.dense(torch.rand(B, 1, T, S, generator=g) > 0.5),
+        "dense, per head": masks.dense(torch.rand(1, H, T, S, generator=g) > 0.5),
+        "dense, all": masks.dense(torch.rand(B, H, T, S, generator=g) > 0.5),
+        "dense, keys": masks.dense(torch.rand(B, 1, 1, S, generator=g) > 0.5),
+    }
+    if T <= S:
+        rules["documents"] = masks.documents(torch.randint(0, 3, (S,), generator=g))
+        rules["documents, per batch"] = masks.documents(torch.randint(0, 3, (B, S), generator=g).sort(-1).values)
+    return rules
+
+
+def dense_of(rule: MaskRule, T: int, S: int) -> Tensor:
+    tile = rule.bind(T, S).tile(slice(0, T), slice(0, S), torch.arange(B), torch.arange(H))
+    return tile.expand(B, H, T, S)
+
+
+NAMES = list(simple_rules(4, 4))
+rule_trees = st.recursive(
+    st.sampled_from(NAMES),
+    lambda inner: st.one_of(st.tuples(st.just("~"), inner), st.tuples(st.sampled_from("&|"), inner, inner)),
+    max_leaves=4,
+)
+
+
+def grow(tree: object, rules: dict[str, MaskRule]) -> MaskRule:
+    if isinstance(tree, str):
+        return rules.get(tree, masks.causal())  # documents where T > S
+    assert isinstance(tree, tuple)
+    if tree[0] == "~":
+        return ~grow(tree[1], rules)
+    left, right = grow(tree[1], rules), grow(tree[2], rules)
+    return left & right if tree[0] == "&" else left | right
+
+
+@given(tree=rule_trees, T=st.integers(1, 9), S=st.integers(1, 9), cuts=st.tuples(*[st.integers(0, 9)] * 4))
+def test_coverage_agrees_with_every_single_pair(tree: object, T: int, S: int, cuts: tuple[int, ...]) -> None:
+    rule = grow(tree, simple_rules(T, S))
+    (r0, r1), (c0, c1) = sorted(min(c, T) for c in cuts[:2]), sorted(min(c, S) for c in cuts[2:])
+    coverage = rule.bind(T, S).block(slice(r0, r1), slice(c0, c1))
+    block = dense_of(rule, T, S)[..., r0:r1, c0:c1]
+    if coverage is Coverage.FULL:
+        assert block.numel()
+        assert block.all()
+    if coverage is Coverage.EMPTY:
+        assert not block.any()
+
+
+@given(tree=rule_trees, other=rule_trees, T=st.integers(1, 7), S=st.integers(1, 7))
+def test_combinations_are_boolean_algebra(tree: object, other: object, T: int, S: int) -> None:
+    rules = simple_rules(T, S)
+    one, two = grow(tree, rules), grow(other, rules)
+    a, b = dense_of(one, T, S), dense_of(two, T, S)
+    assert torch.equal(dense_of(one & two, T, S), a & b)
+    assert torch.equal(dense_of(one | two, T, S), a | b)
+    assert torch.equal(dense_of(~one, T, S), ~a)
+    assert torch.equal(dense_of(~(one & two), T, S), dense_of(~one | ~two, T, S))
+
+
+@given(tree=rule_trees, T=st.integers(1, 9), S=st.integers(1, 9), cuts=st.tuples(*[st.integers(0, 9)] * 4))
+def test_a_tile_is_a_part_of_the_whole(tree: object, T: int, S: int, cuts: tuple[int, ...]) -> None:
+    rule = grow(tree, simple_rules(T, S))
+    (r0, r1), (c0, c1) = sorted(min(c, T) for c in cuts[:2]), sorted(min(c, S) for c in cuts[2:])
+    tile = rule.bind(T, S).tile(slice(r0, r1), slice(c0, c1), torch.tensor([1]), torch.tensor([2, 0]))
+    assert tile.shape[-2:] == (r1 - r0, c1 - c0)
+    assert torch.equal(tile.expand(1, 2, -1, -1), dense_of(rule, T, S)[1:, [2, 0], r0:r1, c0:c1])
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bound_rule_is_a_flex_attention_mask_mod(name: str, shape: tuple[int, int]) -> None:
+    T, S = shape
+    rules = simple_rules(T, S)
+    if name not in rules:
+        pytest.skip("documents need T <= S")
+    rule = rules[name] & ~masks.first_tokens(1) | rules[name]
+    assert torch.equal(create_mask(rule.bind(T, S), B, H, T, S, device="cpu"), dense_of(rule, T, S))
+
+
+def test_flex_attention_finds_the_same_blocks() -> None:
+    T = S = 512
+    rule = masks.sliding_window(100) | masks.first_tokens(4) & masks.causal()
+    blocks = create_block_mask(rule.bind(T, S), 1, 1, T, S, device="cpu", BLOCK_SIZE=128).to_dense()[0, 0]
+    for i in range(4):
+        for j in range(4):
+            coverage = rule.bind(T, S).block(slice(i * 128, i * 128 + 128), slice(j * 128, j * 128 + 128))
+            assert (coverage is not Coverage.EMPTY) == bool(blocks[i, j]), (i, j)
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (5, 5), (2, 6), (6, 2), (0, 3), (3, 0)])
+def test_rules_agree_with_the_textbook(T: int, S: int) -> None:
+    assert torch.equal(dense_of(masks.causal(), T, S)[0, 0], reference.causal(T, S))
+    assert torch.equal(dense_of(masks.causal_upper_left(), T, S)[0, 0], reference.causal_upper_left(T, S))
+    assert torch.equal(dense_of(masks.sliding_window(3), T, S)[0, 0], reference.sliding_window(T, S, 3))
+
+
+def test_trap_06_one_query_against_five_cached_keys_sees_all() -> None:
+    assert masks.causal().draw(1, 5) == "■ ■ ■ ■ ■"
+    assert masks.causal_upper_left().draw(1, 5) == "■ ⬚ ⬚ ⬚ ⬚"
+    assert masks.causal().draw(3, 2) == "⬚ ⬚\n■ ⬚\n■ ■"  # more queries than keys: the first sees nothing
+
+
+def test_trap_16_a_window_counts_the_query_itself() -> None:
+    assert dense_of(masks.sliding_window(3), 6, 6)[0, 0].sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("key", WINDOW["causal_nnz"])
+def test_trap_16_window_counts(key: str) -> None:
+    n, w = (int(part.split("=")[1]) for part in key.split(","))
+    seen = dense_of(masks.sliding_window(w), n, n)[0, 0]
+    assert int(seen.sum()) == WINDOW["causal_nnz"][key] == n * w - w * (w - 1) // 2
+
+
+@pytest.mark.parametrize("key", WINDOW["symmetric_nnz"])
+def test_symmetric_window_counts(key: str) -> None:
+    n, w = (int(part.split("=")[1]) for part in key.split(","))
+    assert int(dense_of(masks.symmetric_window(w), n, n)[0, 0].sum()) == WINDOW["symmetric_nnz"][key]
+
+
+def test_trap_10_a_rule_makes_no_copy_per_head() -> None:
+    tile = masks.causal().bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H))
+    assert tile.shape == (1, 1, 8, 8)
+    padding = masks.causal() & masks.padding(keys=torch.ones(B, 8, dtype=torch.bool))
+    assert padding.bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H)).shape == (B, 1, 8, 8)
+    per_batch = masks.dense(torch.ones(B, 1, 8, 8, dtype=torch.bool))
+    assert per_batch.bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H)).shape == (B, 1, 8, 8)
+
+
+def test_zeros_and_ones_are_bools() -> None:
+    flags = torch.tensor([[0, 1, 1]])
+    assert masks.padding(keys=flags).draw(2, 3) == masks.padding(keys=flags.bool()).draw(2, 3) == "⬚ ■ ■\n⬚ ■ ■"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: masks.sliding_window(0), ShapeError, r"sliding_window\(width=0\): expected an integer >= 1"),
+        (lambda: masks.sliding_window(True), ShapeError, "expected an integer"),
+        (lambda: masks.sliding_window(2.0), ShapeError, "expected an integer"),  # type: ignore[arg-type]
+        (lambda: masks.padding(), ShapeError, "needs keys=, queries= or both"),
+        (lambda: masks.padding(keys=torch.ones(3)), ShapeError, r"keys.*\(B, tokens\).*shape \(3,\)"),
+        (lambda: masks.documents(torch.ones(3)), ShapeError, "integer tensor"),
+        (lambda: masks.dense(torch.ones(3, 3)), DTypeError, "A float mask is added to the scores"),
+        (lambda: masks.dense(torch.ones(2, 3, 3, dtype=torch.bool)), ShapeError, r"\(B, 1, T, S\) for one mask"),
+        (lambda: masks.dense([[True]]), DTypeError, "got list"),  # type: ignore[arg-type]
+        (lambda: masks.causal() & "x", DTypeError, "got str"),  # type: ignore[operator]
+    ],
+)
+def test_bad_rules_are_refused(call: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (masks.padding(keys=torch.ones(2, 5, dtype=torch.bool)), r"padding\(keys=...\): expected shape \(2, 6\)"),
+        (masks.padding(queries=torch.ones(2, 5, dtype=torch.bool)), r"padding\(queries=...\): expected shape \(2, 4\)"),
+        (masks.documents(torch.zeros(4, dtype=torch.long)), r"expected shape \(6,\) or \(2, 6\)"),
+        (masks.first_tokens(torch.tensor([1])), r"one count per batch entry means shape \(2,\)"),
+        (masks.dense(torch.ones(6, 4, dtype=torch.bool)), r"does not broadcast to \(B, H, T, S\) = \(2, 3, 4, 6\)"),
+    ],
+)
+def test_rules_that_do_not_fit_say_so(rule: MaskRule, message: str) -> None:
+    for wrapped in (rule, rule & masks.causal(), masks.causal() | rule, ~rule):
+        with pytest.raises(ShapeError, match=message):
+            wrapped.check(2, 3, 4, 6)
