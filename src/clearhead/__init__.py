@@ -1,3 +1,74 @@
-"""clearhead: attention you can read. The attention matrix is an operator, not an array."""
+"""clearhead: attention you can read. The attention matrix is an operator, not an array.
 
-from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
+Names are resolved on first use, so that importing clearhead costs no more than it must.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from clearhead._version import __version__
+
+if TYPE_CHECKING:
+    from clearhead import masks, reference, scores, testing, zoo
+    from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
+    from clearhead.functional import scaled_dot_product_attention
+    from clearhead.maps import AttentionMap, DenseMap, SoftmaxMap, Statistics, average_heads
+    from clearhead.recording import Recording, record
+    from clearhead.view import View, look
+
+_MODULES = ("masks", "reference", "scores", "testing", "zoo")
+_HOMES = {
+    "AttentionMap": "maps",
+    "DTypeError": "errors",
+    "DenseMap": "maps",
+    "ModelError": "errors",
+    "Recording": "recording",
+    "RecordingError": "errors",
+    "ShapeError": "errors",
+    "SoftmaxMap": "maps",
+    "Statistics": "maps",
+    "View": "view",
+    "average_heads": "maps",
+    "look": "view",
+    "record": "recording",
+    "scaled_dot_product_attention": "functional",
+}
+
+__all__ = [
+    "AttentionMap",
+    "DTypeError",
+    "DenseMap",
+    "ModelError",
+    "Recording",
+    "RecordingError",
+    "ShapeError",
+    "SoftmaxMap",
+    "Statistics",
+    "View",
+    "__version__",
+    "average_heads",
+    "look",
+    "masks",
+    "record",
+    "reference",
+    "scaled_dot_product_attention",
+    "scores",
+    "testing",
+    "zoo",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"clearhead.{name}")
+    if name in _HOMES:
+        found = getattr(importlib.import_module(f"clearhead.{_HOMES[name]}"), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

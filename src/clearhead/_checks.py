@@ -73,18 +73,27 @@ def position(index: int, size: int, what: str) -> int:
     return index % size
 
 
+def span(what: str, part: slice, size: int) -> slice:
+    """A slice with both ends inside range(size), as Python reads it; a step is refused."""
+    if not isinstance(part, slice) or part.step not in (None, 1):
+        raise IndexError(f"{what}: expected a slice without a step, got {part!r}.")
+    start, stop, _ = part.indices(size)
+    return slice(start, max(start, stop))
+
+
 def index_tensor(index: object, size: int, what: str, device: torch.device) -> Tensor:
     """An int, list, slice or integer tensor as a LongTensor of positions in range(size)."""
     if isinstance(index, slice):
-        return torch.arange(size, device=device)[index]
-    if isinstance(index, Tensor) and index.dtype == torch.bool:
-        if index.shape != (size,):
-            raise ShapeError(f"{what}: a bool index needs shape ({size},), got {tuple(index.shape)}.")
-        return index.to(device).nonzero().squeeze(-1)
+        chosen = range(*index.indices(size))
+        return torch.arange(len(chosen), device=device) * chosen.step + chosen.start
     at = torch.as_tensor(index, device=device)
+    if at.dtype == torch.bool:
+        if at.shape != (size,):
+            raise ShapeError(f"{what}: a bool index needs shape ({size},), got {tuple(at.shape)}.")
+        return at.nonzero().squeeze(-1)
     if at.numel() == 0:
         return at.long()
-    if at.is_floating_point() or at.dtype == torch.bool:
+    if at.is_floating_point():
         raise DTypeError(f"{what}: expected integers, got {describe(at)}.")
     if int(at.min()) < -size or int(at.max()) >= size:
         raise IndexError(f"{what}: an index in [{int(at.min())}, {int(at.max())}] is out of range: there are {size}.")

@@ -55,6 +55,8 @@ def scaled_dot_product_attention(
     attn = SoftmaxMap(q, k, v=v, mask=mask, bias=None if bias is None else dense_bias(bias), scale=scale)
     if isinstance(attn_mask, MaskRule) or (is_causal and attn_mask is not None):
         return fused.attention(attn, dropout_p), attn
+    if attn_mask is not None and not attn_mask.is_floating_point():
+        attn_mask = attn_mask.bool()  # 0/1 integers, which PyTorch does not take
     out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out, attn
 

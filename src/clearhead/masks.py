@@ -450,7 +450,7 @@ class Dense(MaskRule):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         mask = self.mask.to(k.device)
         # A dimension of size 1 is broadcast: its only entry is read once, and no copy is made per head.
-        at = [i if size > 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), mask.shape, strict=True)]
+        at = [i if size != 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), mask.shape, strict=True)]
         return mask[at[0], at[1], at[2], at[3]]
 
     def check(self, B: int, H: int, T: int, S: int) -> None:

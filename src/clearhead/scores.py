@@ -48,7 +48,7 @@ class DenseBias(Bias):
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         bias = self.bias.to(k.device)
-        at = [i if size > 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), bias.shape, strict=True)]
+        at = [i if size != 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), bias.shape, strict=True)]
         values = bias[at[0], at[1], at[2], at[3]]
         # Libraries write "hidden" as the dtype's lowest number, and two of those add up to -inf: both mean -inf here.
         return values.masked_fill(values <= torch.finfo(bias.dtype).min / 2, -math.inf)

@@ -96,14 +96,12 @@ class RelationMass:
         T, S = attn.shape[-2:]
         self.result = attn._like().new_zeros(attn.shape[:-1])
         relation.check(1, 1, T, S)
-        self._bound, self._S = relation.bind(T, S), S
+        self._bound = relation.bind(T, S)
         self._one = torch.zeros(1, dtype=torch.long, device=attn.device)
 
     def update(self, tile: Tile) -> None:
-        for run in visible_runs(self._bound, tile.rows, self._S):
-            cols = slice(max(run.start, tile.cols.start), min(run.stop, tile.cols.stop))
-            if cols.start < cols.stop:
-                self._add(tile, cols)
+        for cols in visible_runs(self._bound, tile.rows, tile.cols):
+            self._add(tile, cols)
 
     def _add(self, tile: Tile, cols: slice) -> None:
         weights = tile.weights[..., cols.start - tile.cols.start : cols.stop - tile.cols.start]
@@ -121,14 +119,11 @@ class LateReceived:
         T, S = attn.shape[-2:]
         self.result = attn._like().new_zeros((*attn.shape[:-2], S), dtype=torch.float64)
         self._near = (~far(distance)).bind(T, S)
-        self._S = S
         self._one = torch.zeros(1, dtype=torch.long, device=attn.device)
 
     def update(self, tile: Tile) -> None:
         self.result[..., tile.cols] += tile.weights.sum(-2)
-        for run in visible_runs(self._near, tile.rows, self._S):
-            cols = slice(max(run.start, tile.cols.start), min(run.stop, tile.cols.stop))
-            if cols.start < cols.stop:
-                t, s = self._near.tile(tile.rows, cols, self._one, self._one)[0, 0].nonzero(as_tuple=True)
-                near = tile.weights[..., t, s + cols.start - tile.cols.start]
-                self.result.index_add_(-1, s + cols.start, -near.to(torch.float64))
+        for cols in visible_runs(self._near, tile.rows, tile.cols):
+            t, s = self._near.tile(tile.rows, cols, self._one, self._one)[0, 0].nonzero(as_tuple=True)
+            near = tile.weights[..., t, s + cols.start - tile.cols.start]
+            self.result.index_add_(-1, s + cols.start, -near.to(torch.float64))

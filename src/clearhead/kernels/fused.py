@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from clearhead.kernels import tiles
 from clearhead.maps.softmax import SoftmaxMap
-from clearhead.masks import Coverage, MaskRule
+from clearhead.masks import Coverage, block_indices
 
 ROWS = 512  # queries a call: enough to keep the kernel busy, few enough that a block's mask is small
 MASK_ELEMENTS = 1 << 23  # and never a block mask of more than 8 MB
@@ -33,7 +33,7 @@ def attention(attn: SoftmaxMap, dropout_p: float = 0.0) -> Tensor:
 def _rows(attn: SoftmaxMap, v: Tensor, rows: slice, dropout_p: float) -> Tensor:
     """The output of some queries, (B, H, t, Dv); 0 where they may attend to nothing."""
     q, S = attn._q[:, :, rows], v.shape[2]
-    runs = tiles.visible_runs(attn, rows, S)
+    runs = tiles.visible_runs(attn, rows, slice(0, S))
     if not runs:
         return (q.sum(-1, keepdim=True) * 0).nan_to_num().expand(*q.shape[:3], v.shape[-1]).to(v.dtype)
     k, v = (torch.cat([t[:, :, run] for run in runs], 2) if len(runs) > 1 else t[:, :, runs[0]] for t in (attn._k, v))
@@ -44,10 +44,20 @@ def _rows(attn: SoftmaxMap, v: Tensor, rows: slice, dropout_p: float) -> Tensor:
 
 def _mask(attn: SoftmaxMap, rows: slice, runs: list[slice]) -> Tensor | None:
     """The small mask of one block of queries over its visible runs, or None where they see all of it."""
-    rule = attn.mask
-    if rule is None or all(attn.block(rows, run) is Coverage.FULL for run in runs):
+    if attn.bias is None and all(attn.block(rows, run) is Coverage.FULL for run in runs):
         return None
-    bound = rule.bind(*attn.shape[-2:])
-    parts = [bound.tile(rows, run, attn._b, attn._h) for run in runs]
+    parts = [_block_mask(attn, rows, run) for run in runs]
     B, H = (max(p.shape[dim] for p in parts) for dim in (0, 1))
     return torch.cat([p.expand(B, H, -1, -1) for p in parts], -1)
+
+
+def _block_mask(attn: SoftmaxMap, rows: slice, run: slice) -> Tensor:
+    """Bool where there is a mask alone; with a bias its values, -inf where the mask hides, in q's dtype."""
+    T, S = attn.shape[-2:]
+    seen = None if attn.mask is None else attn.mask.bind(T, S).tile(rows, run, attn._b, attn._h)
+    if attn.bias is None:
+        assert seen is not None, "a block without mask and bias is FULL"
+        return seen
+    bias = attn.bias.values(*block_indices(rows, run, attn._b, attn._h), T, S).to(attn._q.dtype)
+    bias = bias.expand(*bias.shape[:2], rows.stop - rows.start, run.stop - run.start)
+    return bias if seen is None else torch.where(seen, bias, -torch.inf)

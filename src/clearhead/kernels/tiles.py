@@ -35,15 +35,19 @@ class Tile:
     cols: slice
 
 
-class Source(Protocol):
+class Bounded(Protocol):
+    """What knows which of its blocks are empty or full: a map, or a bound mask rule."""
+
+    def block(self, rows: slice, cols: slice) -> Coverage: ...
+
+
+class Source(Bounded, Protocol):
     """What the loop needs of a map."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     def tile(self, rows: slice, cols: slice) -> Tensor: ...
-
-    def block(self, rows: slice, cols: slice) -> Coverage: ...
 
 
 class Reducer(Protocol):
@@ -82,17 +86,26 @@ def row_blocks(source: Source, rows: slice) -> Iterator[tuple[slice, list[slice]
     *lead, _, S = source.shape
     height, width = _forced.get() or _sizes(prod(lead), S)
     for part in split(rows, height):
-        yield part, [cols for run in visible_runs(source, part, S) for cols in split(run, width)]
+        yield part, [cols for run in visible_runs(source, part, slice(0, S)) for cols in split(run, width)]
 
 
-def visible_runs(source: Source, rows: slice, S: int) -> list[slice]:
-    """Ranges of keys that at least one of the rows may see; everything outside them is empty."""
+def visible_runs(source: Bounded, rows: slice, cols: slice) -> list[slice]:
+    """Ranges of these keys that at least one of the rows may see; everything between them is empty."""
+    return _runs(source, rows, cols, Coverage.EMPTY)
+
+
+def partial_runs(source: Bounded, rows: slice, cols: slice) -> list[slice]:
+    """Ranges of these keys that not every one of the rows is known to see; everything between them is full."""
+    return _runs(source, rows, cols, Coverage.FULL)
+
+
+def _runs(source: Bounded, rows: slice, cols: slice, left_out: Coverage) -> list[slice]:
     runs: list[slice] = []
-    for cols in split(slice(0, S), max(ROWS, -(-S // CHUNKS))):
-        if source.block(rows, cols) is Coverage.EMPTY:
+    for part in split(cols, max(ROWS, -(-(cols.stop - cols.start) // CHUNKS))):
+        if source.block(rows, part) is left_out:
             continue
-        joined = runs and runs[-1].stop == cols.start
-        runs[-1:] = [slice(runs[-1].start, cols.stop)] if joined else [*runs[-1:], cols]
+        joined = runs and runs[-1].stop == part.start
+        runs[-1:] = [slice(runs[-1].start, part.stop)] if joined else [*runs[-1:], part]
     return runs
 
 

@@ -171,7 +171,7 @@ class AttentionMap(ABC):
         t, s = self._pairs(t, s)
         reducer = reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self._like())
         tiles.stream(self, reducer)
-        return reducer.result.reshape(*self.shape[:-2], *t.shape)
+        return reducer.result.reshape((*self.shape[:-2], *t.shape))
 
     def _columns(self, keys: Tensor) -> Tensor:
         """The weights on a few keys, (…, T, keys)."""

@@ -67,7 +67,8 @@ class SoftmaxMap(AttentionMap):
         self._b, self._h = torch.arange(B, device=q.device), torch.arange(H, device=q.device)
         self._t, self._all_queries = torch.arange(T, device=q.device), True
         self._bound = (T, self._k.shape[2])
-        self._lse: Tensor | None = None
+        # Views of it are shared with selections of the map, so that what one has computed no other computes again.
+        self._lse = q.new_full((B, H, T), torch.nan, dtype=self.dtype)
         self._made_from = [(t, _version(t)) for t in (q, k)]
         self._check_rules(B, H)
 
@@ -118,7 +119,7 @@ class SoftmaxMap(AttentionMap):
 
     @property
     def nbytes(self) -> int:
-        held = [self._q, self._k] + [t for t in (self._v, self._lse) if t is not None]
+        held = [self._q, self._k, self._lse] + ([] if self._v is None else [self._v])
         return sum(t.numel() * t.element_size() for t in held)
 
     @property
@@ -157,50 +158,51 @@ class SoftmaxMap(AttentionMap):
             chosen._keep_batches(at) if axis == 0 else chosen._keep_heads(at)
         if rows is not None:
             chosen._q, chosen._t, chosen._all_queries = _take(chosen._q, 2, rows), self._t[rows], False
-            chosen._lse = None if chosen._lse is None else _take(chosen._lse, 2, rows)
+            chosen._lse = _take(chosen._lse, 2, rows)
         return chosen
 
     def _keep_batches(self, at: int | Tensor) -> None:
         self._q, self._k, self._b = _take(self._q, 0, at), _take(self._k, 0, at), _take(self._b, 0, at)
         self._v = None if self._v is None else _take(self._v, 0, at)
-        self._lse = None if self._lse is None else _take(self._lse, 0, at)
+        self._lse = _take(self._lse, 0, at)
 
     def _keep_heads(self, at: int | Tensor) -> None:
         groups = _groups(at, self._q.shape[1] // max(1, self._k.shape[1]))
         self._q, self._k, self._h = _take(self._q, 1, at), _take(self._k, 1, groups), _take(self._h, 0, at)
         self._v = None if self._v is None else _take(self._v, 1, groups)
-        self._lse = None if self._lse is None else _take(self._lse, 1, at)
+        self._lse = _take(self._lse, 1, at)
 
     # --- primitives -----------------------------------------------------------------------------------------------
 
     def tile(self, rows: slice, cols: slice) -> Tensor:
         rows, cols = span("tile: rows", rows, self._q.shape[2]), span("tile: cols", cols, self._k.shape[2])
         scores = self._scores(rows, cols)
-        lse = self._lse_of(rows, scores if self._is_whole(rows, cols) else None)
-        weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
+        if scores.numel() and self.sinks is None and self._is_whole(rows, cols):
+            weights = self._softmax(rows, scores)
+        else:
+            weights = _exp(scores, self._lse_of(rows))
         return weights.reshape(*self._lead, *weights.shape[-2:])
 
     @property
     def lse(self) -> Tensor:
         """ln Σ_s exp(score), natural log, (…, T); -inf for a query that may attend to nothing. Computed once."""
         T = self._q.shape[2]
-        return self._lse_of(slice(0, T), None).reshape(*self._lead, T)
+        return self._lse_of(slice(0, T)).reshape(*self._lead, T)
 
     def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
         t, s = self._pairs(t, s)
         rows, cols = t.reshape(-1), s.reshape(-1)
         heads, groups = self._q.shape[1], self._k.shape[1]
-        q = self._q[:, :, rows].to(self.dtype).unflatten(1, (groups, heads // groups))  # (B, G, H/G, N, D)
+        q = (self._q[:, :, rows].to(self.dtype) * self.scale).unflatten(1, (groups, heads // groups))  # (B, G, H/G, N, D)
         k = self._k[:, :, cols].to(self.dtype)[:, :, None]
         dots = (q * k).sum(-1).flatten(1, 2)[:, :, :, None]  # (B, H, N, 1): each pair is a block of its own
-        scores = self._between(dots, self._t[rows][None, None, :, None], cols[None, None, :, None])[..., 0]
-        lse = self.lse.reshape(*self._q.shape[:2], -1)[:, :, rows]
-        return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)).reshape(*self._lead, *t.shape)
+        at_t, at_s = self._t[rows][None, None, :, None], cols[None, None, :, None]
+        scores = self._hidden(self._biased(dots, at_t, at_s), at_t, at_s)
+        lse = self._lse_of(slice(0, self._q.shape[2]))[:, :, rows]
+        return _exp(scores, lse)[..., 0].reshape((*self._lead, *t.shape))
 
     def _columns(self, keys: Tensor) -> Tensor:
-        scores = self._scores(slice(0, self._q.shape[2]), keys)
-        lse = self._lse_of(slice(0, self._q.shape[2]), None)
-        weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
+        weights = _exp(self._scores(slice(0, self._q.shape[2]), keys), self._lse_of(slice(0, self._q.shape[2])))
         return weights.reshape(*self._lead, *weights.shape[-2:])
 
     def uniform(self) -> SoftmaxMap:
@@ -216,43 +218,64 @@ class SoftmaxMap(AttentionMap):
 
     def _scores(self, rows: slice, cols: slice | Tensor) -> Tensor:
         """Scores of a block, (B, H, t, s), masked pairs -inf. The keys are a range, or any."""
-        q, k = self._q[:, :, rows].to(self.dtype), self._k[:, :, cols].to(self.dtype)
-        dots = grouped_matmul(q, k.mT)
-        keys, coverage = cols, Coverage.MIXED
-        if isinstance(cols, slice):
-            keys, coverage = torch.arange(cols.start, cols.stop, device=q.device), self.block(rows, cols)
-        return self._between(dots, self._t[rows][None, None, :, None], keys[None, None, None, :], coverage)
-
-    def _between(self, dots: Tensor, t: Tensor, s: Tensor, coverage: Coverage = Coverage.MIXED) -> Tensor:
-        """Scale, soft-cap, bias, mask: what stands between q·k and the softmax."""
         self._check_unchanged()
-        scores = softcap(dots * self.scale, self.softcap)
-        b, h = self._b[:, None, None, None], self._h[None, :, None, None]
-        if self.bias is not None:
-            bias = self.bias.values(b, h, t, s, *self._bound).to(scores.dtype)
-            scores = (scores + bias).masked_fill(bias == -math.inf, -math.inf)
-        if self.mask is not None and coverage is not Coverage.FULL:
-            scores = scores.masked_fill(~self.mask.allows(b, h, t, s, *self._bound), -math.inf)
+        q, k = self._q[:, :, rows].to(self.dtype) * self.scale, self._k[:, :, cols].to(self.dtype)
+        t = self._t[rows][None, None, :, None]
+        s = torch.arange(cols.start, cols.stop, device=q.device) if isinstance(cols, slice) else cols
+        scores = self._biased(grouped_matmul(q, k.mT), t, s[None, None, None, :])
+        if isinstance(cols, Tensor):
+            return self._hidden(scores, t, s[None, None, None, :])
+        for part in tiles.partial_runs(self, rows, cols):
+            here = slice(part.start - cols.start, part.stop - cols.start)
+            scores[..., here] = self._hidden(scores[..., here], t, s[None, None, None, here])
         return scores
+
+    def _biased(self, scaled: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """Soft-cap and bias: what stands between scale·q·k and the mask."""
+        scores = softcap(scaled, self.softcap)
+        if self.bias is None:
+            return scores
+        b, h = self._b[:, None, None, None], self._h[None, :, None, None]
+        bias = self.bias.values(b, h, t, s, *self._bound).to(scores.dtype)
+        return (scores + bias).masked_fill(bias == -math.inf, -math.inf)
+
+    def _hidden(self, scores: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """-inf where the mask says so, whatever the score was."""
+        if self.mask is None:
+            return scores
+        b, h = self._b[:, None, None, None], self._h[None, :, None, None]
+        return scores.masked_fill(~self.mask.allows(b, h, t, s, *self._bound), -math.inf)
 
     # --- log-sum-exp --------------------------------------------------------------------------------------------------
 
-    def _lse_of(self, rows: slice, scores: Tensor | None) -> Tensor:
-        """lse of some rows (B, H, t): kept ones as they are, else from these scores or from one pass over their keys."""
+    def _softmax(self, rows: slice, scores: Tensor) -> Tensor:
+        """The weights of whole rows, and their lse on the way: the largest weight is exp(largest score - lse)."""
+        top = scores.amax(-1)
+        nothing = (top == -math.inf)[..., None]
+        some_nothing = bool(nothing.any())
+        weights = torch.softmax(scores.masked_fill(nothing, 0) if some_nothing else scores, -1)
+        if some_nothing:
+            weights = weights.masked_fill(nothing, 0)
+        if not self._needs_graph():
+            self._kept_lse()[:, :, rows] = top - weights.amax(-1).log().masked_fill(nothing[..., 0], 0)
+        return weights
+
+    def _lse_of(self, rows: slice) -> Tensor:
+        """lse of some rows, (B, H, t): kept ones as they are, else from one pass over their keys."""
         if self._needs_graph():
-            return self._logsumexp(rows, scores)
-        if self._lse is None:
-            self._lse = self._like().new_full(self._q.shape[:3], torch.nan)
-        elif self._lse.is_inference() and not torch.is_inference_mode_enabled():
-            self._lse = self._lse.clone()  # begun in inference mode, and not to be written to outside of it
-        kept = self._lse[:, :, rows]
+            return self._logsumexp(rows)
+        kept = self._kept_lse()[:, :, rows]
         if bool(kept.isnan().any()):
-            self._lse[:, :, rows] = kept = self._logsumexp(rows, scores)
+            kept.copy_(self._logsumexp(rows))
         return kept
 
-    def _logsumexp(self, rows: slice, scores: Tensor | None) -> Tensor:
-        if scores is not None:
-            return self._merge([torch.logsumexp(scores, -1)], rows)
+    def _kept_lse(self) -> Tensor:
+        """Every row's lse, (B, H, T), NaN where it is not known yet."""
+        if self._lse.is_inference() and not torch.is_inference_mode_enabled():
+            self._lse = self._lse.clone()  # begun in inference mode, and not to be written to outside of it
+        return self._lse
+
+    def _logsumexp(self, rows: slice) -> Tensor:
         parts = [
             self._merge([torch.logsumexp(self._scores(part, cols), -1) for cols in keys], part)
             for part, keys in tiles.row_blocks(self, rows)
@@ -296,6 +319,11 @@ def _four(tensor: Tensor) -> Tensor:
 def _version(tensor: Tensor) -> int:
     """How often the tensor was written to; inference tensors do not count, and cannot be watched."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _exp(scores: Tensor, lse: Tensor) -> Tensor:
+    """exp(score - lse), 0 in a row that may attend to nothing."""
+    return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
 
 
 def _take(tensor: Tensor, dim: int, at: int | Tensor) -> Tensor:

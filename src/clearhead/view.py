@@ -1,0 +1,289 @@
+"""`look`: run a model on a text, keep the attention of every layer, and show it.
+
+    view = clearhead.look(model, tokenizer, "The cat sat on the mat.")
+    view.heads().strongest("induction")     # what the heads do, beside the uniform baseline
+    view.maps[17][0, 5, -1]                 # any weight, computed from q, k and one log-sum-exp per row
+    view.save("cat.html")                   # one file, no network
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._checks import describe
+from clearhead.errors import ModelError, ShapeError
+from clearhead.heads.roles import HeadTable, LayerScores, score_layer
+from clearhead.kernels.tiles import Reducer
+from clearhead.maps import reductions as reduce
+from clearhead.maps.base import AttentionMap
+from clearhead.maps.softmax import SoftmaxMap
+from clearhead.masks import Coverage, causal
+from clearhead.page.html import render
+from clearhead.page.payload import LayerData, Payload, Strong, build, thumbnails
+from clearhead.recording import record
+from clearhead.tokens import encode
+from clearhead.zoo import context_length
+
+__all__ = ["View", "look"]
+
+Progress = Callable[[str, int, int], None]
+THUMB = 24  # pixels a side
+STRONG_WEIGHTS = 60_000_000  # that all layers together may keep for the page: about 240 MB
+
+
+@overload
+def look(
+    model: nn.Module,
+    tokenizer: Any,
+    text: str,
+    *,
+    layers: Iterable[int] | None = None,
+    name: str | None = None,
+    on_progress: Progress | None = None,
+) -> View: ...
+@overload
+def look(
+    model: nn.Module,
+    x: Tensor,
+    /,
+    *,
+    tokens: Sequence[str] | None = None,
+    layers: Iterable[int] | None = None,
+    name: str | None = None,
+    on_progress: Progress | None = None,
+) -> View: ...
+def look(
+    model: nn.Module,
+    tokenizer: Any,
+    text: str | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    layers: Iterable[int] | None = None,
+    name: str | None = None,
+    on_progress: Progress | None = None,
+) -> View:
+    """Look at the attention of a model on a text, or of a layer of your own on its input.
+
+    Args:
+        model: a Hugging Face model with its `tokenizer` and a `text`; or any module that calls PyTorch's attention
+            function, with its input `x` (T, d) or (1, T, d) and, if you like, the `tokens` that the T rows stand for.
+        layers: the layers to keep, by number; all by default.
+        name: what the page calls the model.
+        on_progress: called as (stage, done, total), with stages "model" and "heads".
+
+    The model runs once, as it is (its own kernels, no gradients, evaluation mode if it is in it); its output is thrown
+    away. Raises ModelError, RecordingError, ShapeError.
+    Cost: one forward pass; memory: q, k, v of the kept layers, never a T×S matrix.
+    """
+    report = on_progress or (lambda stage, done, total: None)
+    if isinstance(tokenizer, Tensor):
+        inputs, tokens = _layer_inputs(tokenizer, tokens)
+        ids = _same_word_ids(tokens)
+    else:
+        if text is None:
+            raise ModelError("look(model, tokenizer, text): the text is missing.")
+        inputs, tokens = encode(tokenizer, text)
+        _check_length(model, len(tokens))
+        ids = inputs["input_ids"][0]
+    report("model", 0, 1)
+    with record(model, layers=layers) as recording, torch.no_grad():
+        model(*inputs.pop("x", ()), **_to_device(inputs, model), **_frugal(model))
+    report("model", 1, 1)
+    maps = [_one_sequence(attn, len(tokens)) for attn in recording]
+    return View(maps, list(recording.layers), list(tokens), ids.cpu(), name or _name(model), report)
+
+
+class View:
+    """The attention of one model on one text: maps, heads, and the page.
+
+    Attributes: maps (one a layer, (1, H, T, T)), layers (their numbers), tokens (pieces of the text), name.
+    """
+
+    def __init__(
+        self,
+        maps: list[AttentionMap],
+        layers: list[int],
+        tokens: list[str],
+        ids: Tensor,
+        name: str,
+        on_progress: Progress = lambda stage, done, total: None,
+    ) -> None:
+        self.maps, self.layers, self.tokens, self.name = maps, layers, tokens, name
+        self._ids, self._report = ids, on_progress
+        self._scores: list[LayerScores] = []
+        self._pictures: list[Any] = []
+        self._strong: list[Strong] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: q, k, v and one log-sum-exp per row."""
+        return sum(attn.nbytes for attn in self.maps)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes of the attention matrices, were they stored."""
+        return sum(attn.dense_nbytes for attn in self.maps)
+
+    def heads(self) -> HeadTable:
+        """Every head with its role and scores. One pass over all maps, the first time."""
+        self._look_through()
+        pairs = zip(self.layers, self._scores, strict=True)
+        return HeadTable([head for layer, scores in pairs for head in scores.heads(layer)])
+
+    def page(self, *, budget: int | None = None) -> Payload:
+        """The page's data, encoded to fit `budget` bytes (2, 10 or 25 MB up to 128, 512 or more tokens)."""
+        heads = self.heads()
+        return build(
+            [self._layer_data(n) for n in range(len(self.maps))],
+            self.tokens,
+            heads,
+            name=self.name,
+            causal=all(_is_causal(attn) for attn in self.maps),
+            kv_heads=_kv_heads(self.maps[0]),
+            nbytes=self.nbytes,
+            dense_nbytes=self.dense_nbytes,
+            budget=budget,
+        )
+
+    def save(self, path: str | os.PathLike[str], *, budget: int | None = None) -> Path:
+        """Write the page as one HTML file that needs no network; the file appears whole or not at all."""
+        target = Path(path).expanduser()
+        write_whole(target, render(self.page(budget=budget)))
+        return target
+
+    def _repr_html_(self) -> str:
+        page = html.escape(render(self.page()), quote=True)
+        return (
+            f'<iframe title="clearhead: {html.escape(self.name, quote=True)}" srcdoc="{page}"'
+            ' style="width:100%;height:640px;border:0" sandbox="allow-scripts"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        heads = sum(attn.shape[1] for attn in self.maps)
+        return f"View({self.name}: {len(self.tokens)} tokens, {len(self.maps)} layers, {heads} heads)"
+
+    def _look_through(self) -> None:
+        """One pass over each map that has not been looked through: scores, thumbnail and strong weights together."""
+        total = len(self.maps)
+        for attn in self.maps[len(self._scores) :]:
+            self._report("heads", len(self._scores), total)
+            heads = attn[0]
+            T, S = heads.shape[-2:]
+            size = (min(T, THUMB), min(S, THUMB))
+            picture = reduce.Pool(heads.shape[:-2], T, S, size, heads._like(), maximum=False)
+            strong = Strong(limit=STRONG_WEIGHTS // total)
+            more: tuple[Reducer, ...] = (picture, strong)
+            scores = score_layer(heads, self._ids.to(heads.device), *more)
+            self._pictures.append(thumbnails(_mean_over_queries(picture.result, T)))
+            self._strong.append(strong)
+            self._scores.append(scores)
+        self._report("heads", total, total)
+
+    def _layer_data(self, n: int) -> LayerData:
+        attn, exact = self.maps[n], {}
+        if isinstance(attn, SoftmaxMap) and _is_plain(attn):
+            one = attn[0]
+            exact = {"q": one.q, "k": one.k, "v": one.v, "lse": one.lse, "scale": attn.scale}
+        return LayerData(self.layers[n], self._pictures[n], self._strong[n].result(), self._scores[n].sinks, **exact)
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a file that appears whole or not at all, whatever interrupts."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", newline="", dir=target.parent, prefix=f".{target.name}.", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.close()
+            os.chmod(file.name, 0o666 & ~_umask())
+            os.replace(file.name, target)
+        except BaseException:
+            file.close()
+            os.unlink(file.name)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _layer_inputs(x: Tensor, tokens: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
+    if x.ndim not in (2, 3) or (x.ndim == 3 and x.shape[0] != 1) or x.shape[-2] == 0:
+        raise ShapeError(f"look(layer, x): expected one sequence, x (T, d) or (1, T, d), got {describe(x)}.")
+    tokens = [str(n) for n in range(x.shape[-2])] if tokens is None else [str(token) for token in tokens]
+    if len(tokens) != x.shape[-2]:
+        raise ShapeError(f"look(layer, x, tokens=…): x has {x.shape[-2]} rows, but there are {len(tokens)} tokens.")
+    spaced = [token if n == 0 or token[:1].isspace() else f" {token}" for n, token in enumerate(tokens)]
+    return {"x": (x,)}, spaced
+
+
+def _same_word_ids(tokens: Sequence[str]) -> Tensor:
+    """A number per word, equal for equal words: what relations between tokens need."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(token.strip(), len(numbers)) for token in tokens])
+
+
+def _check_length(model: nn.Module, tokens: int) -> None:
+    limit = context_length(model)
+    if limit is not None and tokens > limit:
+        raise ModelError(f"the text has {tokens:,} tokens, and {_name(model)} reads at most {limit:,}. Shorten the text.")
+
+
+def _to_device(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    weight = next(model.parameters(), None)
+    return inputs if weight is None else {name: tensor.to(weight.device) for name, tensor in inputs.items()}
+
+
+def _frugal(model: nn.Module) -> dict[str, Any]:
+    """Arguments that leave out what nobody looks at: the logits (1.4 GB at 8,192 tokens) and a KV cache."""
+    accepted = inspect.signature(model.forward).parameters
+    wanted = {"logits_to_keep": 1, "use_cache": False}
+    return {name: value for name, value in wanted.items() if name in accepted}
+
+
+def _one_sequence(attn: AttentionMap, tokens: int) -> AttentionMap:
+    if len(attn.shape) != 4 or attn.shape[0] != 1 or attn.shape[-2:] != (tokens, tokens):
+        raise ModelError(
+            f"a call with {attn!r} is not the self-attention of the {tokens} tokens (encoder-decoder models and batches"
+            " are recorded with clearhead.record, and not shown by look yet)."
+        )
+    return attn
+
+
+def _mean_over_queries(mass: Tensor, T: int) -> Tensor:
+    """Pooled sums (H, R, C) as means over the queries of each row of pixels."""
+    rows = torch.bincount(torch.arange(T) * mass.shape[-2] // T, minlength=mass.shape[-2])
+    return mass / rows.to(mass)[:, None]
+
+
+def _is_causal(attn: AttentionMap) -> bool:
+    """Whether no query sees a later key: told by the rule, block by block, without a pass."""
+    T, S = attn.shape[-2:]
+    return all(attn.block(slice(t, t + 1), slice(t + 1, S)) is Coverage.EMPTY for t in range(0, T - 1, max(1, T // 64)))
+
+
+def _is_plain(attn: SoftmaxMap) -> bool:
+    """Whether each weight is exp(scale·q·k - lse) under a plain causal or full mask, as the page computes it."""
+    return attn.mask in (None, causal()) and attn.bias is None and attn.softcap is None and attn.sinks is None
+
+
+def _kv_heads(attn: AttentionMap) -> int:
+    return attn.k.shape[1] if isinstance(attn, SoftmaxMap) else attn.shape[1]
+
+
+def _name(model: nn.Module) -> str:
+    config = getattr(model, "config", None)
+    path = getattr(config, "_name_or_path", "") or getattr(config, "name_or_path", "")
+    return Path(path).name if path else type(model).__name__
+
