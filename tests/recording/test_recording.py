@@ -46,10 +46,13 @@ def test_trap10_to_attentions_refuses_above_the_stated_size_and_names_the_bytes(
         recording.to_attentions(max_bytes=1000)
 
 
-def test_repr_computes_nothing(recording):
+def test_repr_and_sizes_do_not_even_make_the_maps(nano, ids, monkeypatch):
+    with record(nano) as recording:
+        nano(ids)
+    monkeypatch.setattr("clearhead.recording.calls.Call.to_map", lambda *_: 1 / 0)
     assert repr(recording) == "Recording(layers=3, each (2, 4, 11, 11); holds 25.3 kB, dense 11.6 kB)"
     assert repr(recording.passes[0]).startswith("Pass(layers=3")
-    assert recording[0]._lse is None
+    assert (recording.nbytes, recording.dense_nbytes) == (25344, 11616)
 
 
 def test_bytes_count_each_storage_once(recording):

@@ -102,7 +102,7 @@ class Recorder:
         rule = self._padding.rule(call, path)
         self._fitted |= rule is not None
         self._sizes.add((call.q.shape[0], call.k.shape[2]))
-        self._open._layers.append(Layer(number, path, call.to_map(rule), tuple(call.tensors())))
+        self._open._layers.append(Layer(number, path, call, rule))
 
     def miss(self, module: nn.Module) -> None:
         """A module ran whose attention cannot be seen."""

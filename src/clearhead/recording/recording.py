@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import overload
 
 from torch import Tensor
@@ -13,34 +14,46 @@ from torch import Tensor
 from clearhead._format import size
 from clearhead.errors import RecordingError
 from clearhead.maps import SoftmaxMap
+from clearhead.masks import MaskRule
+from clearhead.recording.calls import Call
 
 __all__ = ["Layer", "Pass", "Recording"]
 
 
-@dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention call of a pass: which one, by which module, and its map."""
+    """One attention call of a pass: its number, its module, and its map, made when first asked for."""
 
-    number: int
-    path: str
-    map: SoftmaxMap
-    made_from: tuple[Tensor, ...]  # every tensor the map reads
-    versions: tuple[int, ...] = field(init=False)
+    def __init__(self, number: int, path: str, call: Call, padding: MaskRule | None) -> None:
+        self.number, self.path = number, path
+        self._call, self._padding = call, padding
+        self.made_from = tuple(call.tensors())  # every tensor the map reads
+        self._versions = tuple(_version(tensor) for tensor in self.made_from)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "versions", tuple(_version(tensor) for tensor in self.made_from))
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, T, S)."""
+        return (*self._call.q.shape[:3], self._call.k.shape[2])
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes of the weights as a tensor."""
+        return math.prod(self.shape) * max(4, self._call.q.element_size())
+
+    @cached_property
+    def _map(self) -> SoftmaxMap:
+        return self._call.to_map(self._padding)
 
     def read(self) -> SoftmaxMap:
         """The map; RecordingError if a tensor that it reads was written to since the call."""
-        changed = [t for t, was in zip(self.made_from, self.versions, strict=True) if _version(t) != was]
+        now = (_version(tensor) for tensor in self.made_from)
+        changed = [t for t, was, is_ in zip(self.made_from, self._versions, now, strict=True) if is_ != was]
         if changed:
             raise RecordingError(
                 f"the map of layer {self.number} ({self.path!r}) can no longer be read: a tensor of shape"
                 f" {tuple(changed[0].shape)} that it is made from was overwritten in place after the call"
-                " (a static"
-                " cache does so at each step, an optimiser at each update). Read the map before that."
+                " (a static cache does so at each step, an optimiser at each update). Read it before that."
             )
-        return self.map
+        return self._map
 
 
 class _Maps(Sequence[SoftmaxMap]):
@@ -89,7 +102,7 @@ class _Maps(Sequence[SoftmaxMap]):
     @property
     def dense_nbytes(self) -> int:
         """Bytes that the weights would take as tensors, as `output_attentions` makes them."""
-        return sum(layer.map.dense_nbytes for layer in self._kept("recording.dense_nbytes"))
+        return sum(layer.dense_nbytes for layer in self._kept("recording.dense_nbytes"))
 
     @property
     def nbytes(self) -> int:
@@ -163,8 +176,8 @@ class Recording(_Maps):
 
 
 def _summary(layers: list[Layer]) -> str:
-    dense = sum(layer.map.dense_nbytes for layer in layers)
-    shapes = sorted({tuple(layer.map.shape) for layer in layers})
+    dense = sum(layer.dense_nbytes for layer in layers)
+    shapes = sorted({layer.shape for layer in layers})
     shape = f", each {shapes[0]}" if len(shapes) == 1 else ""
     return f"layers={len(layers)}{shape}; holds {size(_held(layers))}, dense {size(dense)}"
 
