@@ -101,6 +101,35 @@ def test_trap02_the_recorded_weights_are_eagers_and_the_output_stays(name, imple
     assert compare(build(name), padded(2, 10, side), implementation) <= 2e-6
 
 
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_trap19_every_precision_is_understood_and_read_in_float32_or_wider(dtype, precision):
+    model, inputs = build("gemma2 softcap").to(dtype), padded(2, 10, "left")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with recording.record(model) as rec:
+            run(model, inputs, "eager")
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert rec[0].to_dense().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert (rec[0].to_dense()[1].sum(-1) - 1).abs().max() <= 1e-5
+
+
+def test_trap20_generation_is_one_pass_per_step(monkeypatch):
+    model, inputs = build("llama"), padded(1, 5, None)
+    model.set_attn_implementation("sdpa")
+    with recording.record(model) as rec:
+        tokens = model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    assert tokens.shape == (1, 8)
+    assert [each[0].shape[-2:] for each in rec.passes] == [
+        (5, 5),
+        (1, 6),
+        (1, 7),
+    ]  # the last token is no query
+    assert torch.equal(rec.passes[2][0].k[:, :, :6], rec.passes[1][0].k)
+
+
 @pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.filterwarnings("ignore")
 def test_flex_attention_is_read_from_its_block_mask(side):

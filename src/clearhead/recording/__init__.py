@@ -58,3 +58,6 @@ def record(
     ((1, 2, 5, 5), [1.0, 0.0, 0.0, 0.0, 0.0])
     """
     return Recorder(model, layers=layers, padding=padding, detach=detach)
+
+
+record.__module__ = "clearhead"

@@ -113,9 +113,8 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         raise RecordingError(
             f"attention with nested tensors cannot be recorded yet: {arrived}. Pad the batch instead."
         )
-    if not q.ndim == k.ndim == v.ndim >= 2:
-        raise RecordingError(f"attention with tensors of different ranks cannot be recorded: {arrived}.")
-    q, k, v = (_lift(x, x.ndim) for x in _one_dtype(q, k, v))
+    rank = max(q.ndim, k.ndim, v.ndim)
+    q, k, v = (_lift(x, rank) for x in _one_dtype(q, k, v))
     lead = _broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     heads = max(k.shape[-3], v.shape[-3])
     q = _fold(q, lead, heads if q.shape[-3] == 1 else q.shape[-3])
@@ -125,15 +124,18 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def as_heads_mask(mask: Tensor, q: Tensor) -> Tensor:
-    """A mask that PyTorch broadcasts against the scores of `q` as it arrived, laid out as `as_heads` does."""
-    if mask.ndim > q.ndim:
-        raise RecordingError(f"a mask of higher rank than the query: mask={describe(mask)}, q={describe(q)}.")
-    mask = _lift(mask[(None,) * (q.ndim - mask.ndim)], q.ndim)
+def as_heads_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A mask that PyTorch broadcasts against the scores of q and k (as they arrived), in the same layout."""
+    rank = max(q.ndim, k.ndim)
+    if mask.ndim > rank:
+        raise RecordingError(
+            f"a mask of more dimensions than the scores: {describe(mask)} for q={describe(q)}."
+        )
+    mask = _lift(mask, rank)
     lead = tuple(mask.shape[:-3])
     if all(size == 1 for size in lead):
         return mask.reshape(1, *mask.shape[-3:])
-    batch = q.shape[:-3] if q.ndim > 3 else q.shape[:-2]
+    batch = _broadcast(_lift(q, rank).shape[:-3], _lift(k, rank).shape[:-3])
     return _fold(mask, _broadcast(lead, batch), mask.shape[-3])
 
 
@@ -142,7 +144,8 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _lift(x: Tensor, rank: int) -> Tensor:
-    """Rank 2 → (1, 1, T, D), rank 3 (B, T, D) → (B, 1, T, D); higher ranks as they are."""
+    """To this rank, as broadcasting does; then (T, D) → (1, 1, T, D) and (B, T, D) → (B, 1, T, D)."""
+    x = x[(None,) * (rank - x.ndim)]
     return x[None, None] if rank == 2 else x.unsqueeze(1) if rank == 3 else x
 
 

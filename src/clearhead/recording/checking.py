@@ -50,17 +50,26 @@ def _reproduces(call: Call, output: Tensor) -> bool:
         attends = (
             weights.sum((-1, -2)) > 0
         )  # a query without keys is 0 here, and uniform where finfo.min hides
-        return bool(
-            (off <= _allowed(call, t) * torch.finfo(output.dtype).eps)[attends & off.isfinite()].all()
-        )
+        return bool((off <= _allowed(call, t) * _eps(output.dtype))[attends & off.isfinite()].all())
+
+
+def _eps(dtype: torch.dtype) -> float:
+    """One rounding: of the dtype, but no finer than float32, in which eager functions compute the
+    softmax whatever the dtype, and no finer than what products of float32 matrices are allowed to be.
+    """
+    products = {"high": 2.0**-10, "medium": 2.0**-7}.get(torch.get_float32_matmul_precision(), 0.0)
+    return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps, products)
 
 
 def _allowed(call: Call, t: int) -> Tensor:
     """By how many eps the output of query t may be off, (B, H): from the sizes of scores and values."""
-    sizes = [x.float().norm(dim=-1).amax(-1) for x in (call.q[:, :, t : t + 1], call.k)]  # (B, H), (B, G)
+    sizes = [
+        x.float().norm(dim=-1).nan_to_num(0).amax(-1) for x in (call.q[:, :, t : t + 1], call.k)
+    ]  # (B, H), (B, G)
     per_group = call.q.shape[1] // call.k.shape[1]
     largest = sizes[0] * sizes[1].repeat_interleave(per_group, 1) * abs(call.scale)
-    allowed: Tensor = (_ROUNDINGS + _PER_SCORE * largest) * call.v.abs().amax().float().clamp(min=1e-6)
+    values = call.v.float().abs().nan_to_num(0).amax()
+    allowed: Tensor = (_ROUNDINGS + _PER_SCORE * largest) * values.clamp(min=1e-6)
     return allowed
 
 

@@ -63,7 +63,7 @@ def read(
         if rule is not None:
             hiding.append(rule)
         else:
-            (biases if attn_mask.is_floating_point() else hiding).append(as_heads_mask(attn_mask, query))
+            (biases if attn_mask.is_floating_point() else hiding).append(as_heads_mask(attn_mask, query, key))
     return Call(
         q,
         k,

@@ -186,7 +186,7 @@ def _four_dim(arguments: Arguments) -> tuple[tuple[Tensor, ...], tuple[Tensor, .
         raise _mask_error(
             arguments, "this implementation takes a bool or float tensor (B, 1 or H, T, S), or None"
         )
-    mask_4d = as_heads_mask(mask, arguments.query)
+    mask_4d = as_heads_mask(mask, arguments.query, arguments.key)
     if mask.is_floating_point():
         return (), (mask_4d,)
     if mask.dtype != torch.bool:
@@ -202,7 +202,7 @@ def _position_bias(arguments: Arguments) -> tuple[Tensor, ...]:
         raise RecordingError(
             f"a position bias that is no float tensor: {describe(bias)}; {arguments.arrived()}."
         )
-    return (as_heads_mask(bias, arguments.query)[..., : arguments.key.shape[2]],)
+    return (as_heads_mask(bias, arguments.query, arguments.key)[..., : arguments.key.shape[2]],)
 
 
 def _sinks(arguments: Arguments) -> Tensor | None:
