@@ -4,7 +4,7 @@ A page is made in three steps, and its size is known after the second:
 
     strong = Strong()                    # a reducer: takes the tiles of one layer, keeps the strong weights
     payload = build(layers, tokens, …)   # encodes what the page needs, within a budget of bytes
-    text = render(payload)               # the file: no network, no other file, `payload.nbytes` bytes of UTF-8
+    text = render(payload)               # the file: `payload.nbytes` bytes of UTF-8, needs nothing else
 
 The page itself is plain ES modules in `static/`; they work served as they are, or joined into the one file.
 """

@@ -1,4 +1,4 @@
-"""How numbers and text travel inside the page: byte planes, gzip, base64, and JSON that cannot end a script."""
+"""How numbers and text travel inside the page: byte planes, gzip, base64; JSON that cannot end a script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["blob", "float_planes", "json_element", "key_width", "pack_rows", "unpack_rows"]
+__all__ = ["blob", "float_planes", "json_element", "key_width", "pack_rows"]
 
 
 def blob(name: str, raw: bytes) -> str:
@@ -50,16 +50,5 @@ def pack_rows(counts: NDArray[Any], keys: NDArray[Any], values: NDArray[np.uint8
     steps = np.diff(keys.astype(np.int64), prepend=0)
     starts = (np.cumsum(counts) - counts)[counts > 0]
     steps[starts] = keys[starts]
-    return _planes(counts.astype(np.uint16), 2) + _planes(steps.astype(np.uint32), key_width(n)) + values.tobytes()
-
-
-def unpack_rows(raw: bytes, n: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.uint8]]:
-    """The inverse of `pack_rows`, as the page does it: (counts, keys, values)."""
-    data = np.frombuffer(raw, np.uint8)
-    counts = data[:n].astype(np.int64) + 256 * data[n : 2 * n].astype(np.int64)
-    total, width = int(counts.sum()), key_width(n)
-    planes = data[2 * n : 2 * n + width * total].reshape(width, total).astype(np.int64)
-    steps = (planes * 256 ** np.arange(width)[:, None]).sum(0)
-    rows = np.split(steps, np.cumsum(counts)[:-1])
-    keys = np.concatenate([np.cumsum(row) for row in rows]) if rows else steps
-    return counts, keys, data[2 * n + width * total :]
+    head = _planes(counts.astype(np.uint16), 2) + _planes(steps.astype(np.uint32), key_width(n))
+    return head + values.tobytes()

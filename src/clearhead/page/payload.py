@@ -37,9 +37,9 @@ class HeadLike(Protocol):
     @property
     def role(self) -> str: ...
     @property
-    def scores(self) -> Mapping[str, float]: ...
+    def scores(self) -> Mapping[str, float | None]: ...
     @property
-    def baselines(self) -> Mapping[str, float]: ...
+    def baselines(self) -> Mapping[str, float | None]: ...
     @property
     def entropy(self) -> float: ...  # nats
     @property
@@ -94,7 +94,7 @@ class Payload:
 
 def thumbnails(mass: Any) -> NDArray[np.uint8]:
     """round(255 √m) of pooled maps (H, P, P): m is the sum over a cell's keys, averaged over its queries."""
-    return np.rint(255 * np.sqrt(np.clip(_array(mass), 0, 1))).astype(np.uint8)
+    return np.asarray(np.rint(255 * np.sqrt(np.clip(_array(mass), 0, 1))), np.uint8)
 
 
 def default_budget(n: int) -> int:
@@ -144,7 +144,8 @@ def build(
     threshold = threshold if level <= level_of(threshold) else floor_of(level)
     held = _mass_held(layers, n, level)
     notes = _notes(threshold, held, limit, len(exact), len(heads), level > level_of(THRESHOLD))
-    facts |= {"threshold": threshold, "massHeld": held, "notes": notes, "blobs": 1 + len(weights) + len(vectors)}
+    blobs = 1 + len(weights) + len(vectors)
+    facts |= {"threshold": threshold, "massHeld": held, "notes": notes, "blobs": blobs, "exact": len(exact)}
     elements = (json_element("facts-data", facts), thumbs, *weights, *vectors, '<meta name="end">\n')
     total = _nbytes(shell()) - len(DATA) + sum(map(len, elements))
     return Payload(elements, total, limit, threshold, held, tuple(exact), tuple(notes))
@@ -159,7 +160,10 @@ def _check(layers: Sequence[LayerData], n: int, heads: Sequence[HeadLike]) -> No
     for layer in layers:
         rows = layer.strong.counts.shape[1]
         if rows > n or (len(layer.strong.keys) and int(layer.strong.keys.max()) >= n):
-            raise ShapeError(f"build(layers, tokens): layer {layer.layer} has {rows} queries or keys beyond the {n} tokens")
+            raise ShapeError(
+                f"build(layers, tokens): layer {layer.layer} has {rows} queries or keys beyond {n} tokens; "
+                "the page shows self-attention: one query and one key a token"
+            )
     there = {(layer.layer, h) for layer in layers for h in range(len(layer.thumbs))}
     given = {(head.layer, head.head) for head in heads}
     if there != given:
@@ -288,7 +292,9 @@ def _fit_level(layers: Sequence[LayerData], n: int, room: int) -> tuple[int, lis
         size = size * at_least[min(level, 256)] / max(1, at_least[level - 1])
 
 
-def _fill(layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int) -> tuple[list[tuple[int, int]], list[str]]:
+def _fill(
+    layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int
+) -> tuple[list[tuple[int, int]], list[str]]:
     """Blobs of q and lse (a head) and k and v (a group, once) of as many heads as fit, strongest first."""
     by_number = {layer.layer: layer for layer in layers if layer.exact}
     chosen: list[tuple[int, int]] = []
@@ -336,15 +342,13 @@ def _live_rows(layer: LayerData, n: int) -> int:
 
 def _notes(threshold: float, held: float, budget: int, exact: int, heads: int, raised: bool) -> list[str]:
     """What the page says about what it shows."""
-    left_out = f"Weights under {_percent(threshold)} are left out"
-    if raised:
-        left_out += f" to keep the file within {_size(budget)}"
-    notes = [f"{left_out}; the others hold {_percent(held)} of the attention."]
     if exact == heads:
-        notes.append("Every weight shown is exact, computed from q and k in float32.")
-    else:
-        some = f"{exact} of {heads} heads are exact (q, k, v in float32); the others" if exact else "All heads"
-        notes.append(f"{some} are 8-bit weights, largest error 0.004.")
+        return ["Every weight is exact, computed from q and k in float32."]
+    subject = f"{exact} of {heads} heads are exact; the others keep" if exact else "Every head keeps"
+    kept = f"weights of {_percent(threshold)} and more, in 8 bits: {_percent(held)} of all attention."
+    notes = [f"{subject} {kept}"]
+    if raised:
+        notes.append(f"Weaker weights were left out to keep the file within {_size(budget)}.")
     return notes
 
 

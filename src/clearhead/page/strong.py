@@ -70,7 +70,7 @@ class _Part(NamedTuple):
 
 
 class Strong:
-    """A reducer that keeps every weight ≥ threshold of batch 0, and raises the threshold when too many arrive.
+    """A reducer: keeps every weight ≥ threshold of batch 0, and raises the threshold when too many arrive.
 
     Args: threshold: a weight. limit: how many weights it may hold; then the level rises by itself, so that
     memory stays below about 4 bytes × limit. One reducer serves one layer, so a caller with 30 layers gives
@@ -129,7 +129,9 @@ class Strong:
         self._held = sum(len(part.values) for part in self._parts)
 
 
-def _select(weights: Any, threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32], tuple[int, int, int]]:
+def _select(
+    weights: Any, threshold: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32], tuple[int, int, int]]:
     """Flat indices and values of the weights ≥ threshold of batch 0, and the shape (H, t, s)."""
     while weights.ndim > 3:
         weights = weights[0]

@@ -19,18 +19,23 @@ function changed() {
   emit("pair");
 }
 
-// A query worth opening with: the strongest weight that is neither a sink's nor the token's own, in the later text.
+// A query worth opening with: in the later text, the strongest weight between two different words, no sink among them.
 export function openingQuery() {
-  const sinks = new Set(sinksOf(view.head));
-  let best = view.trace.n - 1, most = 0;
+  const { n, tokens } = view.trace, sinks = new Set(sinksOf(view.head));
+  const word = tokens.map((token, i) => /\p{L}{2}/u.test(token) && !sinks.has(i));
+  let best = n - 1, most = 0;
   view.weights.each((i, j, w) => {
-    if (i !== j && !sinks.has(j) && i >= view.trace.n / 2 && w > most) [best, most] = [i, w];
+    if (i !== j && i >= n / 2 && word[i] && word[j] && w > most) [best, most] = [i, w];
   });
   return best;
 }
 
+let latest = null; // the head asked for last: an earlier one that is decoded later does not win
+
 export async function selectHead(head, at = {}) {
+  latest = head;
   const weights = await view.trace.weights(head);
+  if (latest !== head) return;
   Object.assign(view, { head, weights });
   if (at.first) view.token = view.direction === "from" ? (at.query ?? openingQuery()) : (at.key ?? 0);
   const given = view.direction === "from" ? at.key : at.query;

@@ -1,7 +1,7 @@
 // Atlas: every head as a thumbnail in the colour of its role; the legend filters; a card tells the scores.
 import { $, clamp, el, sized, whole } from "./util.js";
 import { glyph, nats, roleName, ROLES } from "./roles.js";
-import { rgb, theme } from "./colour.js";
+import { theme } from "./colour.js";
 import { on, view } from "./state.js";
 import { filterRole, selectHead } from "./actions.js";
 import { GUTTER, sizes } from "./layout.js";
@@ -28,7 +28,7 @@ function drawLegend() {
 }
 
 function label(text, style, data) {
-  const made = el("span", { class: "label", ...data }, text);
+  const made = el("span", { class: "label", "aria-hidden": "true", ...data }, text);
   Object.assign(made.style, style);
   return made;
 }
@@ -57,8 +57,15 @@ function buildGrid() {
     }
     grid.append(line);
   });
-  const spare = $("#grid-frame").clientHeight - grid.offsetHeight + ($("#card").offsetHeight || 0);
-  $("#card").style.display = spare > 210 && !sizes.small ? "block" : "none";
+  placeCard();
+}
+
+// The card stays under the grid where there is room for both; else it floats beside the cell.
+function placeCard() {
+  const card = $("#card");
+  card.style.display = "block";
+  fillCard(card, view.head);
+  if (sizes.small || $("#grid-frame").clientHeight < $("#grid").offsetHeight) card.style.display = "none";
 }
 
 // A head's thumbnail, one pixel a cell, as a small canvas.

@@ -1,7 +1,7 @@
 // Tokens as two columns, queries left and keys right, joined by lines.
 import { $, clamp, el, shown, sized } from "./util.js";
 import { colour, ink, rgb, theme, tint } from "./colour.js";
-import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
+import { along, faded, keyOf, on, queryOf, view } from "./state.js";
 import { hoverToken, selectOther, selectToken } from "./actions.js";
 
 const LINE = 15, MOST = 600, EDGE = 154;
@@ -45,8 +45,11 @@ function paintSides(leading) {
 }
 
 function paintColumns() {
-  if (view.mode !== "columns" || view.trace.n > MOST) return;
-  const box = $("#columns-in"), canvas = box.querySelector("canvas"), leading = view.hover ?? view.token;
+  if (view.mode !== "columns") return;
+  const box = $("#columns-in");
+  if (!box.firstChild) buildColumns();
+  if (view.trace.n > MOST) return;
+  const canvas = box.querySelector("canvas"), leading = view.hover ?? view.token;
   drawPairs(sized(canvas, box.clientWidth, view.trace.n * LINE + 8), box.clientWidth, leading);
   paintSides(leading);
 }
@@ -55,8 +58,7 @@ function show() {
   const columns = view.mode === "columns", box = $("#columns");
   $("#text").style.display = columns ? "none" : "";
   box.style.display = columns ? "block" : "none";
-  if (columns && !$("#columns-in").firstChild) buildColumns();
-  if (columns && view.weights) paintColumns();
+  if (columns) paintColumns();
   if (columns) box.scrollTop = clamp(view.token * LINE - box.clientHeight / 2, 0, 1e9);
 }
 

@@ -4,7 +4,7 @@ import { glyph, ROLES } from "./roles.js";
 import { view } from "./state.js";
 
 const KEYS = {
-  Move: [["1 2 3 4", "go to atlas, text, matrix, table"], ["← →", "previous, next query"], ["↑ ↓", "line above, line below"], ["⇧← ⇧→", "move the key instead"], ["[ ]", "previous, next head with the same role"], ["/", "find a token"]],
+  Move: [["1 – 4", "go to atlas, text, matrix, table"], ["← →", "previous, next query"], ["↑ ↓", "line above, line below"], ["⇧← ⇧→", "move the key instead"], ["[ ]", "previous, next head with the same role"], ["/", "find a token"]],
   Look: [["f", "from: what it attends to"], ["t", "to: what attends to it"], ["m", "flowing text or two columns"], ["l", "lines to the strongest tokens"], ["s", "fade sinks"], ["c", "colour scale: √, log, linear"]],
   Page: [["x", "enlarge the matrix"], ["d", "light or dark"], ["Esc", "show all roles again"], ["?", "this help"]],
 };
@@ -13,7 +13,7 @@ const SCORES = "Each score is the mean share of attention that follows the patte
 
 function keyList(title, entries) {
   const list = el("dl");
-  for (const [keys, words] of entries) list.append(el("dt", {}, ...keys.split(" ").flatMap((k) => [el("kbd", {}, k), " "])), el("dd", {}, words));
+  for (const [keys, words] of entries) list.append(el("dt", {}, ...keys.split(" ").flatMap((k) => [k === "–" ? k : el("kbd", {}, k), " "])), el("dd", {}, words));
   return el("div", {}, el("h3", {}, title), list);
 }
 

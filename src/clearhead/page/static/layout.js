@@ -1,5 +1,5 @@
 // Sizes of the columns (PAGE, 'Layout'); everything else is left to CSS.
-import { $, clamp } from "./util.js";
+import { clamp } from "./util.js";
 import { view } from "./state.js";
 
 export const sizes = { cell: 20, row: 20, group: 0, small: false };
@@ -30,7 +30,7 @@ function atlasWidth(width, height, head, small) {
   const gaps = sizes.group ? (trace.kvHeads - 1) * 4 : 0;
   const pad = small ? 20 : 30;
   const room = height - head - (small ? 66 : columns > 20 ? 116 : 158) - 14;
-  const row = clamp(Math.floor((2 * room) / rows) / 2, 9, 26);
+  const row = clamp(Math.floor((2 * room) / rows) / 2, 9, small ? 20 : 26);
   const most = width * (small ? 0.34 : columns > 24 ? 0.44 : 0.36);
   const atlas = Math.round(clamp(GUTTER + columns * Math.max(row, 11) + gaps + pad, small ? 186 : width < 1280 ? 228 : 264, most));
   const fits = Math.floor((atlas - GUTTER - pad - gaps) / columns);

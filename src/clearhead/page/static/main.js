@@ -45,7 +45,6 @@ function fail(fault) {
   document.body.className = "failed";
   $("#state").setAttribute("role", "alert");
   $("#state").replaceChildren(el("h1", {}, known ? fault.title : "This page met an error"), el("p", {}, known ? fault.message : String(fault)));
-  if (!known) throw fault;
 }
 
 async function start() {
@@ -62,9 +61,17 @@ async function start() {
   await selectHead(view.head, { ...at, first: true });
   emit("layout");
   system.addEventListener("change", (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")));
+  addEventListener("hashchange", () => {
+    const asked = readHash();
+    selectHead(asked.head || view.head, { ...asked, first: true }).then(() => emit("layout"));
+  });
   let waiting = 0;
   addEventListener("resize", () => (clearTimeout(waiting), (waiting = setTimeout(() => emit("layout"), 80))));
   document.body.dataset.ready = "1";
 }
 
-start().catch(fail);
+addEventListener("unhandledrejection", (event) => {
+  if (event.reason instanceof Fault) event.preventDefault(); // said on the page, no need to say it in the console
+  fail(event.reason);
+});
+start();

@@ -14,17 +14,20 @@ const across = (j) => MARGIN.left + (j - port.x) * port.size;
 const down = (i) => MARGIN.top + (i - port.y) * port.size;
 const area = () => [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom];
 
-// The whole matrix; a cell that is large enough takes whole device pixels, so that all are equal.
+// The whole matrix; cells take whole device pixels, so that all are equal, where that costs little room.
 function fit() {
   const box = $("#canvas-frame"), ratio = window.devicePixelRatio || 1;
   [width, height] = [box.clientWidth, box.clientHeight];
-  const tight = Math.min(width, height) < 330;
-  MARGIN.left = tight ? 50 : 62;
-  MARGIN.top = tight ? 46 : 52;
-  const free = Math.max(40, Math.min(...area())) / view.trace.n;
-  port.size = free >= 3 ? Math.floor(Math.min(free, 64) * ratio) / ratio : free;
+  MARGIN.left = Math.min(width, height) < 330 ? 50 : 62;
+  for (MARGIN.top of [Math.min(width, height) < 330 ? 46 : 52, 64]) { // upright words need more room
+    const free = Math.min(64, Math.max(40, Math.min(...area())) / view.trace.n), even = Math.floor(free * ratio) / ratio;
+    port.size = even > 0.93 * free ? even : free;
+    if (!upright()) break;
+  }
   port.x = port.y = 0;
 }
+
+const upright = () => port.size >= 12 && port.size < 48;
 
 // The cells on the canvas: [first, end) of rows and of columns.
 function span() {
@@ -55,7 +58,7 @@ function cellsPicture({ i0, i1, j0, j1 }) {
   return { canvas, left: across(j0), top: down(i0), wide: canvas.width * port.size, high: canvas.height * port.size, caption: cellCaption() };
 }
 
-const cellCaption = () => `each cell = 1 weight, ${port.size >= 10 ? Math.round(port.size) : port.size.toFixed(1)} px`;
+const cellCaption = () => "each cell = 1 weight" + (width < 390 ? "" : `, ${port.size >= 10 ? Math.round(port.size) : port.size.toFixed(1)} px`);
 
 // The largest weight under each pixel, from the weights that the file holds.
 function pooledPicture() {
@@ -103,7 +106,8 @@ function paintNumbers(context, { i0, i1, j0, j1 }) {
       const w = view.weights.at(i, j);
       if (w < 0.005) continue;
       context.fillStyle = ink(weightTint(i, j, w));
-      context.fillText(w >= 0.0995 ? String(Math.round(100 * w)) : (100 * w).toFixed(1), across(j) + port.size / 2, down(i) + port.size / 2 + 0.5);
+      const digits = w < 0.0995 || (port.size >= 44 && view.weights.exact) ? 1 : 0;
+      context.fillText((100 * w).toFixed(digits), across(j) + port.size / 2, down(i) + port.size / 2 + 0.5);
     }
   }
 }
@@ -156,11 +160,11 @@ function paintWords(context, { i0, i1, j0, j1 }) {
   for (let j = j0; j < j1; j++) {
     context.save();
     context.translate(across(j) + half, MARGIN.top - 6);
-    if (port.size < 48) context.rotate(-Math.PI / 2);
+    if (upright()) context.rotate(-Math.PI / 2);
     context.font = `${j === key ? "600 " : ""}11px ${colour("mono")}`;
     context.fillStyle = colour(j === key ? "key" : "ink2");
-    context.textAlign = port.size < 48 ? "left" : "center";
-    context.fillText(short(j), 0, port.size < 48 ? 0 : -5);
+    context.textAlign = upright() ? "left" : "center";
+    context.fillText(short(j), 0, upright() ? 0 : -5);
     context.restore();
   }
 }

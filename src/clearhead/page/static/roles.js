@@ -32,25 +32,26 @@ export function glyph(role, size = 14) {
   return box;
 }
 
-function uniform(head, score) {
-  const base = head.baselines[score];
-  return base == null ? "" : ` A uniform head: ${whole(base)}.`;
+// The score, with what a head would get that spreads evenly.
+function share(head, name) {
+  const base = head.baselines[name];
+  return whole(head.scores[name]) + (base == null ? "" : ` (uniform: ${whole(base)})`);
 }
 
 // One sentence that says what the head does, with its score and the uniform head's.
 export function sentence(facts, layer, head) {
-  const score = (name) => whole(head.scores[name]);
+  const score = (name) => share(head, name);
   const sinks = [...new Set(layer.sinks.map((s) => `“${shown(facts.tokens[s])}”`))].slice(0, 3).join(" and ");
   const said = {
-    sink: `Rests: ${score("sink")} of its attention goes to ${sinks || "the first token"} whatever the query.`,
-    previous: `Looks one token back: ${score("previous")} of its attention goes to the token just before the query.`,
-    induction: `Looks at what followed the query token last time: ${score("induction")} of repeated tokens’ attention goes there.`,
-    duplicate: `Looks at ${facts.causal ? "earlier" : "other"} copies of the query token: ${score("duplicate")} of repeated tokens’ attention goes there.`,
-    self: `Looks at the query token itself: ${score("self")} of its attention stays in place.`,
-    local: `Looks at its neighbourhood: ${score("local")} of its attention goes 2 to 8 tokens ${facts.causal ? "back" : "away"}.`,
+    sink: `Rests on ${sinks || "the first token"} whatever the query: ${score("sink")} of its attention`,
+    previous: `Looks one token back: ${score("previous")} of its attention`,
+    induction: `Looks at what followed the query token last time: ${score("induction")} of repeated tokens’ attention`,
+    duplicate: `Looks at ${facts.causal ? "earlier" : "other"} copies of the query token: ${score("duplicate")} of repeated tokens’ attention`,
+    self: `Looks at the query token itself: ${score("self")} of its attention`,
+    local: `Looks 2 to 8 tokens ${facts.causal ? "back" : "away"}: ${score("local")} of its attention`,
   }[head.role];
-  if (said) return said + uniform(head, head.role);
-  if (head.role === "broad") return `Spreads out: entropy ${nats(head)}, ${score("broad")} of the most it could have.`;
+  if (said) return said + ".";
+  if (head.role === "broad") return `Spreads out: entropy ${nats(head)}, ${whole(head.scores.broad)} of the most it could have.`;
   const near = Object.entries(head.scores).filter(([name, x]) => name !== "broad" && x != null);
   near.sort((a, b) => b[1] - a[1]);
   return "No score passes its threshold. Closest: " + near.slice(0, 2).map(([name, x]) => `${name} ${whole(x)}`).join(", ") + ".";

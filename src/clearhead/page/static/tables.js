@@ -15,13 +15,13 @@ function room() {
 
 function line(i, rank, weight, most, chosen) {
   const bar = el("b", { style: `width:${(100 * weight) / most}%` });
-  return el("tr", { "data-i": i, tabindex: -1, class: chosen ? "on" : "", "aria-selected": chosen },
+  return el("tr", { "data-i": i, tabindex: -1, class: chosen ? "on" : "", "aria-current": chosen },
     el("td", { class: "left mute" }, String(rank)), el("td", { class: "left word" }, shown(view.trace.tokens[i])),
     el("td", { class: "mute" }, grouped(i)), el("td", { class: "bars" }, bar), el("td", {}, percent(weight, view.weights.exact)));
 }
 
 function heading(word) {
-  return el("thead", {}, el("tr", {}, el("th"), el("th", { class: "left" }, word), el("th", {}, "at"), el("th", { class: "left bars", colspan: 2 }, "weight, α")));
+  return el("thead", {}, el("tr", {}, el("th"), el("th", { class: "left" }, word), el("th", {}, "at"), el("th", { class: "left bars" }, "weight, α"), el("th")));
 }
 
 // `among`: how many could be in the list. `total`: 1 for a row; null where shares do not add up to one.
@@ -55,9 +55,9 @@ function drawTables() {
 // Whether this head's numbers are exact, and what the file leaves out.
 function drawNote() {
   const { weights, trace } = view;
-  const here = weights.exact ? "This head: exact weights, from q and k in float32." : `This head: 8-bit weights, largest error 0.004; under ${percent(trace.threshold)} not kept.`;
-  $("#note").replaceChildren(here + " ", el("span", { class: "file" }, trace.notes.join(" ")));
-  $("#note").title = here + " " + trace.notes.join(" ");
+  const here = weights.exact ? "This head: exact weights, from q and k in float32." : `This head: 8-bit weights, largest error 0.004.`;
+  const file = trace.notes.join(" ");
+  $("#note").textContent = trace.exact === trace.heads.length ? file : here + " " + file;
 }
 
 function choose(row, focus) {

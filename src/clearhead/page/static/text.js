@@ -9,7 +9,7 @@ const TINTED = 0.004, LABELLED = 0.03, LABELS = 12, LONG = 512;
 const SPECIAL = /^(\[[A-Z]+\]|<\|?[\w/ ]+\|?>)$/;
 const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
 const spans = []; // one element a token
-let weightsNow = null, tinted = [], labelled = [], seen = [0, 0];
+let weightsNow = null, tinted = [], labelled = [], seen = [0, Infinity];
 
 function spanOf(token, i, previous) {
   const span = el("span", { class: "t", role: "option", id: "t" + i, "data-i": i, dir: "auto" });
@@ -55,6 +55,7 @@ function fitText() {
   const box = $("#text");
   box.style.fontSize = box.style.lineHeight = "";
   if (box.classList.contains("long") || !box.clientHeight) return;
+  box.scrollTop = 0;
   const most = sizes.small ? 19 : 23;
   for (let size = most; size >= 15; size--) {
     const factor = sizes.small ? 2.05 : size > 16 ? 2.2 : 2.1; // room for the labels between lines
@@ -163,7 +164,10 @@ function drawRuler() {
 function scrollToToken(i) {
   const box = $("#text"), y = spans[i].offsetTop;
   if (box.scrollHeight <= box.clientHeight) return;
-  if (y < box.scrollTop + 30 || y > box.scrollTop + box.clientHeight - 70) box.scrollTop = Math.max(0, y - box.clientHeight * 0.6);
+  if (y >= box.scrollTop + 30 && y <= box.scrollTop + box.clientHeight - 70) return;
+  let first = i; // the token at the start of the line that comes to the top
+  while (first > 0 && spans[first - 1].offsetTop >= y - box.clientHeight * 0.6) first--;
+  box.scrollTop = first ? spans[first].offsetTop - 8 : 0;
 }
 
 function paintText() {

@@ -7,7 +7,8 @@ export const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === true) made.setAttribute(name, "");
+    if (name.startsWith("aria-")) made.setAttribute(name, value); // "true" and "false" are words there
+    else if (value === true) made.setAttribute(name, "");
     else if (value != null && value !== false) made.setAttribute(name, value);
   }
   made.append(...children.filter((child) => child != null));

@@ -1,0 +1,216 @@
+"""Small pages for the tests: maps made here from random q and k, so that every weight is known in Python."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clearhead.page import LayerData, Payload, Strong, build, render, thumbnails
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@dataclass
+class Tile:
+    weights: Any
+    rows: slice
+    cols: slice
+
+
+@dataclass
+class Head:
+    layer: int
+    head: int
+    role: str
+    scores: dict[str, float | None]
+    baselines: dict[str, float | None]
+    entropy: float
+    distance: float
+
+
+@dataclass
+class Made:
+    """A page and all that it was made from. weights[layer] is (H, n, n), float64."""
+
+    tokens: list[str]
+    causal: bool
+    weights: list[np.ndarray]
+    layers: list[LayerData]
+    heads: list[Head]
+    kv_heads: int
+
+    def build(self, budget: int | None = None) -> Payload:
+        return build(
+            self.layers,
+            self.tokens,
+            self.heads,
+            name="a <b>model</b>",
+            causal=self.causal,
+            kv_heads=self.kv_heads,
+            nbytes=1000,
+            dense_nbytes=4000,
+            budget=budget,
+        )
+
+
+def tiles(weights: np.ndarray, size: int = 50) -> Iterator[Tile]:
+    """(H, T, S) in blocks, as the streaming loop shows them."""
+    T, S = weights.shape[-2:]
+    for t in range(0, T, size):
+        for s in range(0, S, size):
+            rows, cols = slice(t, min(T, t + size)), slice(s, min(S, s + size))
+            yield Tile(weights[..., rows, cols], rows, cols)
+
+
+def strong(weights: np.ndarray, **options: Any) -> Any:
+    reducer = Strong(**options)
+    for tile in tiles(weights.astype(np.float32)):
+        reducer.update(tile)
+    return reducer.result()
+
+
+def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    most = scores.max(-1, keepdims=True)
+    total = np.exp(scores - most).sum(-1, keepdims=True)
+    lse = most + np.log(total)
+    return np.exp(scores - lse), lse[..., 0]
+
+
+def _pooled(weights: np.ndarray, side: int) -> np.ndarray:
+    n = weights.shape[-1]
+    edges = np.linspace(0, n, min(n, side) + 1).astype(int)
+    sums = np.add.reduceat(np.add.reduceat(weights, edges[:-1], -2), edges[:-1], -1)
+    return sums / np.diff(edges)[None, :, None]
+
+
+def make(
+    tokens: list[str],
+    *,
+    layers: int = 2,
+    heads: int = 4,
+    groups: int = 2,
+    causal: bool = True,
+    exact: bool = True,
+) -> Made:
+    rng = np.random.default_rng(0)
+    n, d, scale = len(tokens), 8, 1 / math.sqrt(8)
+    all_weights, data, table = [], [], []
+    roles = ("induction", "previous", "sink", "local", "broad", "self", "duplicate", "other")
+    for layer in range(layers):
+        q = (2.5 * rng.standard_normal((heads, n, d))).astype(np.float32)
+        k, v = rng.standard_normal((2, groups, n, d)).astype(np.float32)
+        keys = np.repeat(k, heads // groups, 0).astype(np.float64)
+        scores = scale * q.astype(np.float64) @ keys.swapaxes(1, 2)
+        if causal:
+            scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+        weights, lse = _softmax(scores)
+        vectors = {"q": q, "k": k, "v": v, "lse": lse.astype(np.float32), "scale": scale} if exact else {}
+        data.append(LayerData(layer + 5, thumbnails(_pooled(weights, 24)), strong(weights), [0], **vectors))
+        all_weights.append(weights)
+        for h in range(heads):
+            role = roles[(layer * heads + h) % len(roles)]
+            values = {name: 0.05 * i + 0.01 * h for i, name in enumerate(roles[:-1])}
+            table.append(Head(layer + 5, h, role, {**values, "duplicate": None}, values, 1.25, 7.5))
+    return Made(tokens, causal, all_weights, data, table, groups)
+
+
+TEXT = "the keeper lit the lamp and wrote in the log that night while a storm came over the sea"
+
+
+def words(n: int) -> list[str]:
+    repeated = (TEXT.split() * n)[:n]
+    return [("" if i == 0 else " ") + word for i, word in enumerate(repeated)]
+
+
+@pytest.fixture(scope="session")
+def short() -> Made:
+    return make(words(40))
+
+
+@pytest.fixture(scope="session")
+def quantised() -> Made:
+    return make(words(60), exact=False)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests; skipped where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is installed")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Opened:
+    """An open page, everything it said in the console and every address it asked for."""
+
+    page: Any
+    complaints: list[str]
+    requests: list[str]
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector)).replace("\u202f", "")
+
+    def settle(self) -> None:
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Write a page to a file and open it from there. No console error and no request may have come of it."""
+    contexts, opened = [], []
+
+    def show(
+        what: Made | str,
+        *,
+        hash: str = "",
+        dark: bool = False,
+        size: tuple[int, int] = (1440, 900),
+        ready: bool = True,
+        before: str = "",
+    ) -> Opened:
+        file = tmp_path / f"page{len(opened)}.html"
+        text = what if isinstance(what, str) else render(what.build())
+        file.write_text(text, encoding="utf-8", newline="")
+        viewport = {"width": size[0], "height": size[1]}
+        context = browser.new_context(
+            viewport=viewport, color_scheme="dark" if dark else "light", offline=True
+        )
+        contexts.append(context)
+        one = Opened(context.new_page(), [], [])
+        opened.append(one)
+        if before:
+            one.page.add_init_script(before)
+        one.page.on("console", lambda said: said.type == "error" and one.complaints.append(said.text))
+        one.page.on("pageerror", lambda error: one.complaints.append(str(error)))
+        one.page.on("request", lambda request: one.requests.append(request.url))
+        one.page.goto(file.as_uri() + hash)
+        one.page.wait_for_selector("body[data-ready]" if ready else "body.failed", timeout=10_000)
+        return one
+
+    yield show
+    for context in contexts:
+        context.close()
+    for one in opened:
+        assert one.complaints == []
+        assert [url for url in one.requests if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -1,0 +1,53 @@
+"""The modules: joined into one script they keep their meaning, and they ask for nothing outside."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from clearhead.page.shell import DATA, MODULES, shell, static
+
+KINDS = "(?:async )?(?:const|let|function|class)"
+TOP = re.compile(rf"^(?:export )?{KINDS} ([\w$]+)", re.MULTILINE)
+IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
+
+
+def test_every_name_is_unique_over_all_modules():
+    names = Counter(name for module in MODULES for name in TOP.findall(static(module)) if name)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_every_module_stands_after_those_it_imports():
+    seen: set[str] = set()
+    for module in MODULES:
+        text = static(module)
+        assert len(IMPORT.findall(text)) == len(re.findall(r"^import ", text, re.MULTILINE)), module
+        for names, source in IMPORT.findall(text):
+            assert source in seen, f"{module} imports {source}, which stands later"
+            for name in re.split(r",\s*", names.strip().strip(",")):
+                exported = rf"^export {KINDS} {re.escape(name)}(?![\w$])"
+                assert re.search(exported, static(source), re.MULTILINE), f"{source} does not export {name}"
+        seen.add(module)
+
+
+def test_every_import_is_used():
+    for module in MODULES:
+        body = IMPORT.sub("", static(module))
+        for names, _ in IMPORT.findall(static(module)):
+            for name in re.split(r",\s*", names.strip()):
+                assert re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", body), f"{module}: {name}"
+
+
+def test_the_joined_page_has_no_module_syntax_left_and_names_no_address():
+    page = shell()
+    assert page.count(DATA) == 1
+    assert "src=" not in page
+    assert not re.search(r"^(import|export)\s", page, re.MULTILINE)
+    assert set(re.findall(r"https?://[^\s\"')]+", page)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_the_page_forbids_itself_the_network():
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', shell())[1]
+    assert policy.startswith("default-src 'none';")
+    assert "connect-src" not in policy
+    assert "http" not in policy

@@ -1,0 +1,81 @@
+"""The strong weights: what is kept, in which order, and what happens when there are too many."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.kernels.tiles import stream, tile_size
+from clearhead.maps import DenseMap
+from clearhead.page import Strong
+from clearhead.page.strong import floor_of, level_of
+
+
+def random_weights(seed: int, heads: int, T: int, S: int) -> np.ndarray:
+    scores = np.random.default_rng(seed).standard_normal((heads, T, S)) * 3
+    weights = np.exp(scores)
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def reduce(weights: np.ndarray, rows: int, cols: int, **options: float) -> Strong:
+    reducer = Strong(**options)  # type: ignore[arg-type]
+    with tile_size(rows, cols):
+        stream(DenseMap(weights[None]), reducer)
+    return reducer
+
+
+@given(
+    st.integers(0, 99),
+    st.integers(1, 3),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(1, 9),
+    st.integers(1, 9),
+)
+def test_keeps_exactly_the_weights_at_or_above_the_threshold(seed, heads, T, S, rows, cols):
+    weights = random_weights(seed, heads, T, S)
+    kept = reduce(weights, rows, cols).result()
+    for h in range(heads):
+        counts, keys, values = kept.head(h)
+        expected = [np.flatnonzero(row >= kept.threshold) for row in weights[h]]
+        assert counts.tolist() == [len(row) for row in expected]
+        assert keys.tolist() == [int(key) for row in expected for key in row]
+        truth = np.concatenate([weights[h, t, row] for t, row in enumerate(expected)])
+        assert np.abs((values / 255.0) ** 2 - truth).max(initial=0) <= 0.004
+
+
+def test_the_threshold_rises_when_too_many_arrive():
+    weights = random_weights(1, 2, 60, 60)
+    free, tight = reduce(weights, 16, 60).result(), reduce(weights, 16, 60, limit=500).result()
+    assert len(tight.keys) <= 500 < len(free.keys)
+    assert tight.level > free.level
+    assert tight.threshold == floor_of(tight.level)
+    keep = free.values >= tight.level
+    assert tight.values.tolist() == free.values[keep].tolist()
+    assert tight.keys.tolist() == free.keys[keep].tolist()
+
+
+def test_only_batch_0_and_no_gradient():
+    weights = torch.softmax(torch.randn(2, 3, 4, 4, requires_grad=True), -1)
+    reducer = Strong()
+    reducer.update(SimpleNamespace(weights=weights, rows=slice(0, 4), cols=slice(0, 4)))
+    assert reducer.result().counts.shape == (3, 4)
+
+
+def test_nothing_seen_is_nothing_kept():
+    assert len(Strong().result().keys) == 0
+
+
+@pytest.mark.parametrize("options", [{"threshold": 0}, {"threshold": 1.5}, {"limit": 0}])
+def test_refuses_what_is_no_threshold_or_limit(options):
+    with pytest.raises(ValueError, match="Strong"):
+        Strong(**options)
+
+
+def test_level_and_floor_belong_together():
+    assert all(level_of(floor_of(level) * 1.0001) == level for level in range(1, 256))
