@@ -92,7 +92,7 @@ def look(
         if text is None:
             raise ModelError("look(model, tokenizer, text): the text is missing.")
         inputs, tokens = encode(tokenizer, text)
-        _check_length(model, len(tokens))
+        _check_length(model, len(tokens), name or _name(model))
         ids = inputs["input_ids"][0]
     report("model", 0, 1)
     with record(model, layers=layers) as recording, torch.no_grad():
@@ -234,10 +234,10 @@ def _same_word_ids(tokens: Sequence[str]) -> Tensor:
     return torch.tensor([numbers.setdefault(token.strip(), len(numbers)) for token in tokens])
 
 
-def _check_length(model: nn.Module, tokens: int) -> None:
+def _check_length(model: nn.Module, tokens: int, name: str) -> None:
     limit = context_length(model)
     if limit is not None and tokens > limit:
-        raise ModelError(f"the text has {tokens:,} tokens, and {_name(model)} reads at most {limit:,}. Shorten the text.")
+        raise ModelError(f"the text has {tokens:,} tokens, and {name} reads at most {limit:,}. Shorten the text.")
 
 
 def _to_device(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
