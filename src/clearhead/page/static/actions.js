@@ -6,7 +6,8 @@ const named = (i) => `${i} ${shown(view.trace.tokens[i])}`;
 const weightNow = () => percent(view.weights.at(queryOf(), keyOf()), view.weights.exact);
 
 function strongest(weights) {
-  let best = view.token, most = -1;
+  let best = view.token,
+    most = -1;
   weights.forEach((w, i) => {
     if (w > most && !(view.direction === "from" && faded(i))) [best, most] = [i, w];
   });
@@ -21,9 +22,11 @@ function changed() {
 
 // A query worth opening with: in the later text, the strongest weight between two different words, no sink among them.
 export function openingQuery() {
-  const { n, tokens } = view.trace, sinks = new Set(sinksOf(view.head));
+  const { n, tokens } = view.trace,
+    sinks = new Set(sinksOf(view.head));
   const word = tokens.map((token, i) => /\p{L}{2}/u.test(token) && !sinks.has(i));
-  let best = n - 1, most = 0;
+  let best = n - 1,
+    most = 0;
   view.weights.each((i, j, w) => {
     if (i !== j && i >= n / 2 && word[i] && word[j] && w > most) [best, most] = [i, w];
   });
@@ -50,7 +53,9 @@ export function selectToken(i) {
   view.pinned = true;
   view.other = strongest(along(view.token));
   changed();
-  say(`${view.direction === "from" ? "query" : "key"} ${named(view.token)}. Strongest ${named(view.other)}, ${weightNow()}`);
+  say(
+    `${view.direction === "from" ? "query" : "key"} ${named(view.token)}. Strongest ${named(view.other)}, ${weightNow()}`,
+  );
 }
 
 export function selectOther(i) {

@@ -18,13 +18,25 @@ function drawLegend() {
   for (const head of view.trace.heads) counts[roleName(head.role)] = (counts[roleName(head.role)] || 0) + 1;
   const legend = $("#legend");
   legend.classList.toggle("some", view.filter.size > 0);
-  legend.replaceChildren(...Object.keys(ROLES).map((role) => {
-    const count = counts[role] || 0;
-    const label = `${role}: ${ROLES[role]}. ${count} of ${view.trace.heads.length} heads. Click shows only these, shift-click adds.`;
-    const button = el("button", { "data-role": role, "aria-pressed": view.filter.has(role), title: label, "aria-label": `${role}, ${count} heads` },
-      glyph(role), el("span", { class: "word" }, role), el("span", { class: "count" }, String(count)));
-    return button;
-  }));
+  legend.replaceChildren(
+    ...Object.keys(ROLES).map((role) => {
+      const count = counts[role] || 0;
+      const label = `${role}: ${ROLES[role]}. ${count} of ${view.trace.heads.length} heads. Click shows only these, shift-click adds.`;
+      const button = el(
+        "button",
+        {
+          "data-role": role,
+          "aria-pressed": view.filter.has(role),
+          title: label,
+          "aria-label": `${role}, ${count} heads`,
+        },
+        glyph(role),
+        el("span", { class: "word" }, role),
+        el("span", { class: "count" }, String(count)),
+      );
+      return button;
+    }),
+  );
 }
 
 function label(text, style, data) {
@@ -34,24 +46,62 @@ function label(text, style, data) {
 }
 
 function buildGrid() {
-  const { trace } = view, { cell, row } = sizes, grid = $("#grid");
-  const font = row < 14 ? 9 : 10, every = row >= 11 ? 1 : 2;
+  const { trace } = view,
+    { cell, row } = sizes,
+    grid = $("#grid");
+  const font = row < 14 ? 9 : 10,
+    every = row >= 11 ? 1 : 2;
   cells.clear();
   surface = el("canvas", { "aria-hidden": "true" });
   grid.replaceChildren(surface);
   grid.style.width = left(trace.width - 1) + cell + "px";
   grid.style.height = TOP + trace.layers.length * row + "px";
   for (let h = 0; h < trace.width; h++) {
-    if (cell >= 14 || h % 4 === 0) grid.append(label(String(h), { left: left(h) + "px", top: "1px", width: cell - 2 + "px", textAlign: "center", fontSize: font + "px" }, { "data-h": h }));
+    if (cell >= 14 || h % 4 === 0)
+      grid.append(
+        label(
+          String(h),
+          {
+            left: left(h) + "px",
+            top: "1px",
+            width: cell - 2 + "px",
+            textAlign: "center",
+            fontSize: font + "px",
+          },
+          { "data-h": h },
+        ),
+      );
   }
   trace.layers.forEach(({ layer, heads }, r) => {
     const top = TOP + r * row;
-    if (r % every === 0) grid.append(label(String(layer), { left: 0, width: GUTTER - 6 + "px", top: top + (row - 2 - font) / 2 + "px", fontSize: font + "px" }, { "data-l": layer }));
+    if (r % every === 0)
+      grid.append(
+        label(
+          String(layer),
+          {
+            left: 0,
+            width: GUTTER - 6 + "px",
+            top: top + (row - 2 - font) / 2 + "px",
+            fontSize: font + "px",
+          },
+          { "data-l": layer },
+        ),
+      );
     const line = el("div", { role: "row", "aria-label": "layer " + layer });
     for (let h = 0; h < heads; h++) {
       const head = trace.find(layer, h);
-      const button = el("button", { role: "gridcell", tabindex: -1, "data-head": `${layer}.${h}`, "aria-label": `layer ${layer} head ${h}, ${head.role}` });
-      Object.assign(button.style, { left: left(h) + "px", top: top + "px", width: cell - 2 + "px", height: row - 2 + "px" });
+      const button = el("button", {
+        role: "gridcell",
+        tabindex: -1,
+        "data-head": `${layer}.${h}`,
+        "aria-label": `layer ${layer} head ${h}, ${head.role}`,
+      });
+      Object.assign(button.style, {
+        left: left(h) + "px",
+        top: top + "px",
+        width: cell - 2 + "px",
+        height: row - 2 + "px",
+      });
       cells.set(head, button);
       line.append(button);
     }
@@ -72,12 +122,16 @@ function placeCard() {
 function thumbnail(head, quiet) {
   const [rows, columns] = view.trace.thumb;
   const canvas = el("canvas", { width: columns, height: rows });
-  const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
+  const context = canvas.getContext("2d"),
+    image = context.createImageData(columns, rows);
   const colours = theme.roles[roleName(head.role)];
   for (let y = 0; y < rows; y++) {
     for (let x = 0; x < columns; x++) {
       if (view.trace.causal && x > y) continue;
-      image.data.set([...(quiet ? theme.cell : colours[head.thumb[y * columns + x]]), 255], 4 * (y * columns + x));
+      image.data.set(
+        [...(quiet ? theme.cell : colours[head.thumb[y * columns + x]]), 255],
+        4 * (y * columns + x),
+      );
     }
   }
   context.putImageData(image, 0, 0);
@@ -85,15 +139,23 @@ function thumbnail(head, quiet) {
 }
 
 function paintGrid() {
-  const grid = $("#grid"), ratio = window.devicePixelRatio || 1;
+  const grid = $("#grid"),
+    ratio = window.devicePixelRatio || 1;
   const context = sized(surface, parseFloat(grid.style.width), parseFloat(grid.style.height));
   context.setTransform(1, 0, 0, 1, 0, 0); // whole device pixels, so that thumbnails stay crisp
-  const width = Math.round((sizes.cell - 2) * ratio), height = Math.round((sizes.row - 2) * ratio);
+  const width = Math.round((sizes.cell - 2) * ratio),
+    height = Math.round((sizes.row - 2) * ratio);
   for (const [head, button] of cells) {
     const quiet = view.filter.size > 0 && !view.filter.has(roleName(head.role));
     context.imageSmoothingEnabled = width < view.trace.thumb[1];
     context.imageSmoothingQuality = "high";
-    context.drawImage(thumbnail(head, quiet), Math.round(parseFloat(button.style.left) * ratio), Math.round(parseFloat(button.style.top) * ratio), width, height);
+    context.drawImage(
+      thumbnail(head, quiet),
+      Math.round(parseFloat(button.style.left) * ratio),
+      Math.round(parseFloat(button.style.top) * ratio),
+      width,
+      height,
+    );
   }
 }
 
@@ -111,25 +173,61 @@ function markHead() {
 }
 
 function scoreRow(head, name) {
-  const own = name === head.role, score = head.scores[name], base = head.baselines[name];
+  const own = name === head.role,
+    score = head.scores[name],
+    base = head.baselines[name];
   const bar = el("span", { class: "track" });
-  if (score != null) bar.append(el("b", { style: `width:${clamp(100 * score, 0, 100)}%${own ? `;background:var(--${roleName(head.role)})` : ""}` }));
-  if (base != null && name !== "broad") bar.append(el("i", { style: `left:${clamp(100 * base, 0, 99.5)}%`, title: "a uniform head" }));
-  return el("tr", { class: own ? "own" : "" }, el("td", {}, name), el("td", {}, bar), el("td", {}, whole(score)), el("td", { class: "mute" }, base == null || name === "broad" ? "" : whole(base)));
+  if (score != null)
+    bar.append(
+      el("b", {
+        style: `width:${clamp(100 * score, 0, 100)}%${own ? `;background:var(--${roleName(head.role)})` : ""}`,
+      }),
+    );
+  if (base != null && name !== "broad")
+    bar.append(el("i", { style: `left:${clamp(100 * base, 0, 99.5)}%`, title: "a uniform head" }));
+  return el(
+    "tr",
+    { class: own ? "own" : "" },
+    el("td", {}, name),
+    el("td", {}, bar),
+    el("td", {}, whole(score)),
+    el("td", { class: "mute" }, base == null || name === "broad" ? "" : whole(base)),
+  );
 }
 
 function fillCard(card, head) {
-  const title = el("h3", {}, glyph(head.role), `Layer ${head.layer} · head ${head.head}`, el("span", { class: "mute" }, head.role));
+  const title = el(
+    "h3",
+    {},
+    glyph(head.role),
+    `Layer ${head.layer} · head ${head.head}`,
+    el("span", { class: "mute" }, head.role),
+  );
   const picture = thumbnail(head, false);
   picture.className = "picture";
-  const table = el("table", {}, el("tr", { class: "mute" }, el("td"), el("td"), el("td", {}, "score"), el("td", {}, "unif.")), ...view.trace.scores.map((name) => scoreRow(head, name)));
+  const table = el(
+    "table",
+    {},
+    el("tr", { class: "mute" }, el("td"), el("td"), el("td", {}, "score"), el("td", {}, "unif.")),
+    ...view.trace.scores.map((name) => scoreRow(head, name)),
+  );
   const distance = head.distance == null ? "–" : head.distance.toFixed(1);
-  card.replaceChildren(title, el("div", { class: "scores" }, table, picture), el("p", { class: "num mute" }, `entropy ${nats(head)} · mean distance ${distance} tokens`));
+  card.replaceChildren(
+    title,
+    el("div", { class: "scores" }, table, picture),
+    el(
+      "p",
+      { class: "num mute" },
+      el("span", {}, `entropy ${nats(head)} · `),
+      el("span", {}, `mean distance ${distance} tokens`),
+    ),
+  );
 }
 
 function showCard(head) {
   if (isCardFixed()) return fillCard($("#card"), head);
-  const tip = $("#tip"), cell = cells.get(head).getBoundingClientRect();
+  const tip = $("#tip"),
+    cell = cells.get(head).getBoundingClientRect();
   fillCard(tip, head);
   tip.style.display = "block";
   const box = tip.getBoundingClientRect();
@@ -148,12 +246,21 @@ const headOf = (event) => {
 };
 
 function moveFocus(event) {
-  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9] };
-  const step = steps[event.key], head = headOf(event);
+  const steps = {
+    ArrowUp: [-1, 0],
+    ArrowDown: [1, 0],
+    ArrowLeft: [0, -1],
+    ArrowRight: [0, 1],
+    Home: [0, -1e9],
+    End: [0, 1e9],
+  };
+  const step = steps[event.key],
+    head = headOf(event);
   if (!step || !head) return;
   event.preventDefault();
   event.stopPropagation();
-  const { layers } = view.trace, at = layers.findIndex((l) => l.layer === head.layer);
+  const { layers } = view.trace,
+    at = layers.findIndex((l) => l.layer === head.layer);
   const next = layers[clamp(at + step[0], 0, layers.length - 1)];
   cells.get(view.trace.find(next.layer, clamp(head.head + step[1], 0, next.heads - 1))).focus();
 }
@@ -162,10 +269,16 @@ export const focusAtlas = () => cells.get(view.head).focus();
 
 export function startAtlas() {
   const grid = $("#grid");
-  grid.addEventListener("click", (event) => headOf(event) && (selectHead(headOf(event)), $("#tip").style.display = "none"));
+  grid.addEventListener(
+    "click",
+    (event) => headOf(event) && (selectHead(headOf(event)), ($("#tip").style.display = "none")),
+  );
   grid.addEventListener("mouseover", (event) => headOf(event) && showCard(headOf(event)));
   grid.addEventListener("mouseleave", hideCard);
-  grid.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && headOf(event) && showCard(headOf(event)));
+  grid.addEventListener(
+    "focusin",
+    (event) => event.target.matches(":focus-visible") && headOf(event) && showCard(headOf(event)),
+  );
   grid.addEventListener("focusout", hideCard);
   grid.addEventListener("keydown", moveFocus);
   $("#legend").addEventListener("click", (event) => {
@@ -175,7 +288,8 @@ export function startAtlas() {
     $(`#legend [data-role="${button.dataset.role}"]`).focus({ preventScroll: true });
   });
   const { layers, width } = view.trace;
-  $("#atlas-size").textContent = `${layers.length} ${layers.length === 1 ? "layer" : "layers"} × ${width} heads`;
+  $("#atlas-size").textContent =
+    `${layers.length} ${layers.length === 1 ? "layer" : "layers"} × ${width} heads`;
   on("layout", () => (buildGrid(), drawLegend(), paintGrid(), markHead()));
   on("filter", () => (drawLegend(), paintGrid()));
   on("theme", () => (drawLegend(), paintGrid(), isCardFixed() && fillCard($("#card"), view.head)));

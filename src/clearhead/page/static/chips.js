@@ -6,24 +6,44 @@ import { selectOther } from "./actions.js";
 export const subscript = (i) => el("sub", {}, String(i));
 
 // A token with its position, in the colour of the query or of the key.
-export const naming = (i, kind) => el("span", { class: "naming " + kind }, el("b", {}, shown(view.trace.tokens[i])), subscript(i));
+export const naming = (i, kind) =>
+  el("span", { class: "naming " + kind }, el("b", {}, shown(view.trace.tokens[i])), subscript(i));
 
 function chip(i, weight, token) {
   const pressed = token === view.token && i === view.other;
-  return el("button", { class: "chip", "data-i": i, "aria-pressed": pressed }, el("b", {}, shown(view.trace.tokens[i])), subscript(i), " " + percent(weight, view.weights.exact));
+  return el(
+    "button",
+    { class: "chip", "data-i": i, "aria-pressed": pressed },
+    el("b", {}, shown(view.trace.tokens[i])),
+    subscript(i),
+    " " + percent(weight, view.weights.exact),
+  );
 }
 
 function drawChips() {
-  const from = view.direction === "from", token = shownToken(), weights = along(token);
-  const order = [...weights.keys()].filter((i) => weights[i] >= 0.001).sort((a, b) => weights[b] - weights[a]).slice(0, 6);
+  const from = view.direction === "from",
+    token = shownToken(),
+    weights = along(token);
+  const order = [...weights.keys()]
+    .filter((i) => weights[i] >= 0.001)
+    .sort((a, b) => weights[b] - weights[a])
+    .slice(0, 6);
   const total = weights.reduce((sum, w) => sum + w, 0);
   const line = $("#chips");
   for (let count = order.length; ; count--) {
-    const shownOnes = order.slice(0, count), told = shownOnes.reduce((sum, i) => sum + weights[i], 0);
+    const shownOnes = order.slice(0, count),
+      told = shownOnes.reduce((sum, i) => sum + weights[i], 0);
     const rest = from ? Math.max(0, 1 - told) : 0;
-    const end = !from ? (order.length ? `in all ${total.toFixed(2)}` : "") : rest > 0.0005 ? `rest ${percent(rest, view.weights.exact)}` : "";
+    const end = !from
+      ? order.length
+        ? `in all ${total.toFixed(2)}`
+        : ""
+      : rest > 0.0005
+        ? `rest ${percent(rest, view.weights.exact)}`
+        : "";
     line.replaceChildren(
-      naming(token, from ? "query" : "key"), from ? " attends to " : " is attended by ",
+      naming(token, from ? "query" : "key"),
+      from ? " attends to " : " is attended by ",
       ...(order.length ? shownOnes.map((i) => chip(i, weights[i], token)) : ["nothing above 0.1%"]),
       el("span", { class: "mute num" }, end ? " " + end : ""),
     );

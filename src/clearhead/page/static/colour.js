@@ -5,8 +5,36 @@ import { ROLES } from "./roles.js";
 export const theme = { dark: false, weights: [], roles: {}, cell: [0, 0, 0] };
 
 // Stops [t, value] of chroma and hue; lightness is linear. PAGE: 'one weight scale everywhere'.
-const LIGHT = { L: [0.987, 0.3], C: [[0, 0], [0.2, 0.045], [0.5, 0.115], [0.75, 0.145], [1, 0.11]], h: [[0, 215], [0.5, 246], [1, 272]] };
-const DARK = { L: [0.198, 0.95], C: [[0, 0.01], [0.25, 0.085], [0.55, 0.125], [0.8, 0.09], [1, 0.03]], h: [[0, 275], [0.5, 250], [1, 205]] };
+const LIGHT = {
+  L: [0.987, 0.3],
+  C: [
+    [0, 0],
+    [0.2, 0.045],
+    [0.5, 0.115],
+    [0.75, 0.145],
+    [1, 0.11],
+  ],
+  h: [
+    [0, 215],
+    [0.5, 246],
+    [1, 272],
+  ],
+};
+const DARK = {
+  L: [0.198, 0.95],
+  C: [
+    [0, 0.01],
+    [0.25, 0.085],
+    [0.55, 0.125],
+    [0.8, 0.09],
+    [1, 0.03],
+  ],
+  h: [
+    [0, 275],
+    [0.5, 250],
+    [1, 205],
+  ],
+};
 
 function between(stops, t) {
   let i = 0;
@@ -16,7 +44,8 @@ function between(stops, t) {
 }
 
 function oklch(L, C, h) {
-  const a = C * Math.cos((h * Math.PI) / 180), b = C * Math.sin((h * Math.PI) / 180);
+  const a = C * Math.cos((h * Math.PI) / 180),
+    b = C * Math.sin((h * Math.PI) / 180);
   const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
   const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
@@ -32,14 +61,19 @@ function oklch(L, C, h) {
 }
 
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+export const colour = (name) =>
+  getComputedStyle(document.documentElement)
+    .getPropertyValue("--" + name)
+    .trim();
 export const rgb = (c) => `rgb(${c[0]},${c[1]},${c[2]})`;
 
 export function setTheme(dark) {
   theme.dark = dark;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   const { L, C, h } = dark ? DARK : LIGHT;
-  theme.weights = Array.from({ length: 256 }, (_, i) => oklch(L[0] + ((L[1] - L[0]) * i) / 255, between(C, i / 255), between(h, i / 255)));
+  theme.weights = Array.from({ length: 256 }, (_, i) =>
+    oklch(L[0] + ((L[1] - L[0]) * i) / 255, between(C, i / 255), between(h, i / 255)),
+  );
   theme.weights[0] = channels(colour("paper"));
   theme.cell = channels(colour("cell"));
   for (const role of Object.keys(ROLES)) {
@@ -58,7 +92,9 @@ export const tint = (scale, a) => theme.weights[tone(scale, a)];
 const linearised = (x) => ((x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
 // Black or white, whichever reads better on the colour.
 export function ink(c) {
-  return 0.2126 * linearised(c[0]) + 0.7152 * linearised(c[1]) + 0.0722 * linearised(c[2]) > 0.179 ? "#000" : "#fff";
+  return 0.2126 * linearised(c[0]) + 0.7152 * linearised(c[1]) + 0.0722 * linearised(c[2]) > 0.179
+    ? "#000"
+    : "#fff";
 }
 
 export function drawRamp(scale) {

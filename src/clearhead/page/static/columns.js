@@ -4,15 +4,22 @@ import { colour, ink, rgb, theme, tint } from "./colour.js";
 import { along, faded, keyOf, on, queryOf, view } from "./state.js";
 import { hoverToken, selectOther, selectToken } from "./actions.js";
 
-const LINE = 15, MOST = 600, EDGE = 154;
+const LINE = 15,
+  MOST = 600,
+  EDGE = 154;
 
 function buildColumns() {
-  const box = $("#columns-in"), { tokens, n } = view.trace;
-  if (n > MOST) return box.replaceChildren(el("p", { class: "mute" }, `Two columns are drawn for at most ${MOST} tokens. Use Text or the matrix.`));
+  const box = $("#columns-in"),
+    { tokens, n } = view.trace;
+  if (n > MOST)
+    return box.replaceChildren(
+      el("p", { class: "mute" }, `Two columns are drawn for at most ${MOST} tokens. Use Text or the matrix.`),
+    );
   box.style.height = n * LINE + 8 + "px";
   box.replaceChildren(el("canvas", { "aria-hidden": "true" }));
   tokens.forEach((token, i) => {
-    for (const side of ["query", "key"]) box.append(el("div", { class: "side " + side, "data-i": i, style: `top:${i * LINE}px` }, shown(token)));
+    for (const side of ["query", "key"])
+      box.append(el("div", { class: "side " + side, "data-i": i, style: `top:${i * LINE}px` }, shown(token)));
   });
 }
 
@@ -28,13 +35,20 @@ function drawPairs(context, width, leading) {
   context.strokeStyle = rgb(theme.weights[150]);
   view.weights.each((i, j, w) => w > 0.03 && !faded(j) && line(i, j, w, false));
   context.strokeStyle = colour("key");
-  along(leading).forEach((w, i) => w > 0.005 && (view.direction === "from" ? line(leading, i, w, true) : line(i, leading, w, true)));
+  along(leading).forEach(
+    (w, i) =>
+      w > 0.005 && (view.direction === "from" ? line(leading, i, w, true) : line(i, leading, w, true)),
+  );
 }
 
 function paintSides(leading) {
-  const from = view.direction === "from", weights = along(leading), { causal } = view.trace;
+  const from = view.direction === "from",
+    weights = along(leading),
+    { causal } = view.trace;
   for (const side of document.querySelectorAll("#columns-in .side")) {
-    const i = Number(side.dataset.i), isQuery = side.classList.contains("query"), looked = from !== isQuery;
+    const i = Number(side.dataset.i),
+      isQuery = side.classList.contains("query"),
+      looked = from !== isQuery;
     side.classList.toggle("is-query", isQuery && i === (from ? leading : queryOf()));
     side.classList.toggle("is-key", !isQuery && i === (from ? keyOf() : leading));
     const fill = looked && weights[i] > 0.002 ? tint(view.scale, weights[i]) : null;
@@ -49,13 +63,15 @@ function paintColumns() {
   const box = $("#columns-in");
   if (!box.firstChild) buildColumns();
   if (view.trace.n > MOST) return;
-  const canvas = box.querySelector("canvas"), leading = view.hover ?? view.token;
+  const canvas = box.querySelector("canvas"),
+    leading = view.hover ?? view.token;
   drawPairs(sized(canvas, box.clientWidth, view.trace.n * LINE + 8), box.clientWidth, leading);
   paintSides(leading);
 }
 
 function show() {
-  const columns = view.mode === "columns", box = $("#columns");
+  const columns = view.mode === "columns",
+    box = $("#columns");
   $("#text").style.display = columns ? "none" : "";
   box.style.display = columns ? "block" : "none";
   if (columns) paintColumns();
@@ -71,8 +87,10 @@ function columnsKey(event) {
   else selectToken(view.token + step);
   event.preventDefault();
   event.stopPropagation();
-  const box = $("#columns"), y = view.token * LINE;
-  if (y < box.scrollTop + 20 || y > box.scrollTop + box.clientHeight - 40) box.scrollTop = y - box.clientHeight / 2;
+  const box = $("#columns"),
+    y = view.token * LINE;
+  if (y < box.scrollTop + 20 || y > box.scrollTop + box.clientHeight - 40)
+    box.scrollTop = y - box.clientHeight / 2;
 }
 
 export function startColumns() {

@@ -16,10 +16,17 @@ const AGAIN = "so the numbers cannot be trusted and none are shown. Copy the fil
 
 export function readFacts() {
   if (typeof DecompressionStream === "undefined") {
-    throw new Fault("This browser is too old for this page", "It cannot unpack the numbers (DecompressionStream is missing). Chrome or Edge 80, Firefox 113, Safari 16.4 or newer can.");
+    throw new Fault(
+      "This browser is too old for this page",
+      "It cannot unpack the numbers (DecompressionStream is missing). Chrome or Edge 80, Firefox 113, Safari 16.4 or newer can.",
+    );
   }
   const source = $("#facts-data");
-  if (!source) throw new Fault("There are no numbers in this file", "The page is here, but not the data that it draws. Save it anew.");
+  if (!source)
+    throw new Fault(
+      "There are no numbers in this file",
+      "The page is here, but not the data that it draws. Save it anew.",
+    );
   let facts;
   try {
     facts = JSON.parse(source.textContent);
@@ -27,11 +34,17 @@ export function readFacts() {
     throw new Fault(CUT, "It breaks off in its first part, " + AGAIN);
   }
   if (facts.format !== FORMAT) {
-    throw new Fault("This file and its page do not match", `The numbers are in format ${facts.format}; this page reads format ${FORMAT}. Save it anew with one version of clearhead.`);
+    throw new Fault(
+      "This file and its page do not match",
+      `The numbers are in format ${facts.format}; this page reads format ${FORMAT}. Save it anew with one version of clearhead.`,
+    );
   }
   const found = document.querySelectorAll("[data-blob]").length;
   if (!$('meta[name="end"]')) {
-    throw new Fault(CUT, `It should hold ${facts.blobs} parts, but only ${Math.max(0, found - 1)} arrived whole, ${AGAIN}`);
+    throw new Fault(
+      CUT,
+      `It should hold ${facts.blobs} parts, but only ${Math.max(0, found - 1)} arrived whole, ${AGAIN}`,
+    );
   }
   return facts;
 }
@@ -48,14 +61,18 @@ async function blob(name) {
   } catch {
     // not base64 or not gzip: the fault below says so
   }
-  throw new Fault("This file is damaged", `Part ${name} should unpack to ${expected} bytes and does not, ${AGAIN}`);
+  throw new Fault(
+    "This file is damaged",
+    `Part ${name} should unpack to ${expected} bytes and does not, ${AGAIN}`,
+  );
 }
 
 // `count` values of `width` bytes, from byte planes to an array of `Kind`.
 function joined(raw, offset, count, width, Kind) {
   const out = new Uint8Array(count * Kind.BYTES_PER_ELEMENT);
   for (let plane = 0; plane < width; plane++) {
-    for (let i = 0, from = offset + plane * count; i < count; i++) out[i * Kind.BYTES_PER_ELEMENT + plane] = raw[from + i];
+    for (let i = 0, from = offset + plane * count; i < count; i++)
+      out[i * Kind.BYTES_PER_ELEMENT + plane] = raw[from + i];
   }
   return new Kind(out.buffer);
 }
@@ -76,7 +93,13 @@ function unpackRows(raw, n, keyWidth) {
 // Everything a pane may ask about one head's weights.
 class HeadWeights {
   constructor(facts, rows) {
-    Object.assign(this, { n: facts.tokens.length, causal: facts.causal, floor: facts.threshold, exact: false, ...rows });
+    Object.assign(this, {
+      n: facts.tokens.length,
+      causal: facts.causal,
+      floor: facts.threshold,
+      exact: false,
+      ...rows,
+    });
   }
   // q, k, lse: the exact weight is exp(scale q·k - lse).
   setVectors(vectors) {
@@ -89,7 +112,8 @@ class HeadWeights {
   at(i, j) {
     if (!this.sees(i, j)) return 0;
     if (this.exact) return this.computed(i, j);
-    let low = this.start[i], high = this.start[i + 1];
+    let low = this.start[i],
+      high = this.start[i + 1];
     while (low < high) {
       const middle = (low + high) >> 1;
       if (this.keys[middle] < j) low = middle + 1;
@@ -106,7 +130,8 @@ class HeadWeights {
   }
   row(i) {
     const out = new Float32Array(this.n);
-    if (this.exact) for (let j = 0, end = this.causal ? i + 1 : this.n; j < end; j++) out[j] = this.computed(i, j);
+    if (this.exact)
+      for (let j = 0, end = this.causal ? i + 1 : this.n; j < end; j++) out[j] = this.computed(i, j);
     else for (let p = this.start[i]; p < this.start[i + 1]; p++) out[this.keys[p]] = VALUE[this.values[p]];
     return out;
   }
@@ -117,7 +142,8 @@ class HeadWeights {
   }
   // Every stored weight: visit(query, key, weight).
   each(visit) {
-    for (let i = 0; i < this.n; i++) for (let p = this.start[i]; p < this.start[i + 1]; p++) visit(i, this.keys[p], VALUE[this.values[p]]);
+    for (let i = 0; i < this.n; i++)
+      for (let p = this.start[i]; p < this.start[i + 1]; p++) visit(i, this.keys[p], VALUE[this.values[p]]);
   }
 }
 
@@ -142,9 +168,11 @@ export class Trace {
     const size = this.thumb[0] * this.thumb[1];
     let at = 0;
     for (const layer of this.layers) {
-      for (let h = 0; h < layer.heads; h++, at += size) this.find(layer.layer, h).thumb = raw.subarray(at, at + size);
+      for (let h = 0; h < layer.heads; h++, at += size)
+        this.find(layer.layer, h).thumb = raw.subarray(at, at + size);
     }
-    if (!raw || at !== raw.length) throw new Fault("This file is damaged", "Its thumbnails do not fit its heads, " + AGAIN);
+    if (!raw || at !== raw.length)
+      throw new Fault("This file is damaged", "Its thumbnails do not fit its heads, " + AGAIN);
   }
   async weights({ layer, head }) {
     const name = layer + "." + head;
@@ -153,7 +181,11 @@ export class Trace {
   }
   async decode(layer, head, name) {
     const raw = await blob("w." + name);
-    if (!raw) throw new Fault("This file is damaged", `The weights of layer ${layer}, head ${head} are missing, ${AGAIN}`);
+    if (!raw)
+      throw new Fault(
+        "This file is damaged",
+        `The weights of layer ${layer}, head ${head} are missing, ${AGAIN}`,
+      );
     const weights = new HeadWeights(this, unpackRows(raw, this.n, this.keyWidth));
     const query = await blob("q." + name);
     if (!query) return weights;
@@ -162,6 +194,13 @@ export class Trace {
     const mine = joined(query, 0, query.length / 4, 4, Float32Array);
     const theirs = joined(shared, 0, shared.length / 4, 4, Float32Array);
     const size = this.n * d;
-    return weights.setVectors({ d, scale, q: mine.subarray(0, size), lse: mine.subarray(size), k: theirs.subarray(0, size), v: theirs.subarray(size) });
+    return weights.setVectors({
+      d,
+      scale,
+      q: mine.subarray(0, size),
+      lse: mine.subarray(size),
+      k: theirs.subarray(0, size),
+      v: theirs.subarray(size),
+    });
   }
 }

@@ -8,9 +8,18 @@ function memory(trace) {
   const most = Math.max(trace.nbytes, trace.denseNbytes, 1);
   const share = (x) => clamp((100 * x) / most, 0.8, 100) + "%";
   const bars = el("i", { style: `--kept:${share(trace.nbytes)};--dense:${share(trace.denseNbytes)}` });
-  const smaller = trace.denseNbytes < trace.nbytes ? " For a text this short the dense matrices are the smaller." : "";
-  const title = "What the run keeps (q, k, v and one number a row) against every attention matrix as dense float32." + smaller;
-  const words = el("span", {}, el("b", {}, bytes(trace.nbytes)), " kept", el("span", { class: "mute not-small" }, ` · ${bytes(trace.denseNbytes)} if dense`));
+  const smaller =
+    trace.denseNbytes < trace.nbytes ? " For a text this short the dense matrices are the smaller." : "";
+  const title =
+    "What the run keeps (q, k, v and one number a row) against every attention matrix as dense float32." +
+    smaller;
+  const words = el(
+    "span",
+    {},
+    el("b", {}, bytes(trace.nbytes)),
+    " kept",
+    el("span", { class: "mute not-small" }, ` · ${bytes(trace.denseNbytes)} if dense`),
+  );
   return el("span", { class: "memory num", title }, bars, words);
 }
 
@@ -20,7 +29,10 @@ export function drawHeader() {
   $("#facts").replaceChildren(
     el("b", {}, trace.name),
     fact("num not-small", el("b", {}, grouped(trace.n)), trace.n === 1 ? " token" : " tokens"),
-    fact("num not-medium", `${trace.layers.length} ${trace.layers.length === 1 ? "layer" : "layers"} × ${trace.width} heads`),
+    fact(
+      "num not-medium",
+      `${trace.layers.length} ${trace.layers.length === 1 ? "layer" : "layers"} × ${trace.width} heads`,
+    ),
     trace.causal ? "" : fact("not-medium", "reads both ways"),
     memory(trace),
   );

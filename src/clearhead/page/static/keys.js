@@ -26,11 +26,25 @@ function escape() {
 
 const nextScale = { root: "log", log: "linear", linear: "root" };
 const SHORTCUTS = {
-  "?": openHelp, 1: focusAtlas, 2: () => $(view.mode === "text" ? "#text" : "#columns").focus(), 3: () => $("#canvas").focus(), 4: focusTable,
-  f: () => setDirection("from"), t: () => setDirection("to"), m: () => setMode(view.mode === "text" ? "columns" : "text"),
-  l: () => setLook({ lines: !view.lines }), s: () => setLook({ fade: !view.fade }), c: () => setLook({ scale: nextScale[view.scale] }),
-  d: () => switchTheme(), x: enlarge, "[": () => sameRole(-1), "]": () => sameRole(1), "/": () => $("#find").focus(),
-  ArrowLeft: () => selectToken(view.token - 1), ArrowRight: () => selectToken(view.token + 1), Escape: escape,
+  "?": openHelp,
+  1: focusAtlas,
+  2: () => $(view.mode === "text" ? "#text" : "#columns").focus(),
+  3: () => $("#canvas").focus(),
+  4: focusTable,
+  f: () => setDirection("from"),
+  t: () => setDirection("to"),
+  m: () => setMode(view.mode === "text" ? "columns" : "text"),
+  l: () => setLook({ lines: !view.lines }),
+  s: () => setLook({ fade: !view.fade }),
+  c: () => setLook({ scale: nextScale[view.scale] }),
+  d: () => switchTheme(),
+  x: enlarge,
+  "[": () => sameRole(-1),
+  "]": () => sameRole(1),
+  "/": () => $("#find").focus(),
+  ArrowLeft: () => selectToken(view.token - 1),
+  ArrowRight: () => selectToken(view.token + 1),
+  Escape: escape,
 };
 
 function shortcut(event) {
@@ -44,8 +58,12 @@ function shortcut(event) {
 
 // A group of buttons of which one is on: click, or arrows while it has the focus.
 function choice(id, change) {
-  const box = $(id), buttons = [...box.children];
-  box.addEventListener("click", (event) => event.target.closest("button") && change(event.target.closest("button").dataset.v));
+  const box = $(id),
+    buttons = [...box.children];
+  box.addEventListener(
+    "click",
+    (event) => event.target.closest("button") && change(event.target.closest("button").dataset.v),
+  );
   box.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;

@@ -6,7 +6,8 @@ export const sizes = { cell: 20, row: 20, group: 0, small: false };
 export const GUTTER = 22;
 
 export function layOut() {
-  const body = document.body.classList, root = document.documentElement.style;
+  const body = document.body.classList,
+    root = document.documentElement.style;
   const [width, height] = [innerWidth, innerHeight];
   const small = (sizes.small = width < 1000 || height < 700);
   body.toggle("small", small);
@@ -19,20 +20,32 @@ export function layOut() {
   const lower = clamp(Math.round(height * 0.405), body.contains("medium") ? 308 : 362, 400);
   root.setProperty("--lower", lower + "px");
   const rest = width - atlas;
-  const side = view.mode === "columns" ? rest * 0.5 : clamp(height - head - lower - 56, 290, rest * (rest < 860 ? 0.4 : 0.46));
-  root.setProperty("--side", Math.round(small ? clamp((height - head) * 0.5 - 8, 200, rest * 0.5) : side) + "px");
+  const side =
+    view.mode === "columns"
+      ? rest * 0.5
+      : clamp(height - head - lower - 56, 290, rest * (rest < 860 ? 0.4 : 0.46));
+  root.setProperty(
+    "--side",
+    Math.round(small ? clamp((height - head) * 0.5 - 8, 200, rest * 0.5) : side) + "px",
+  );
 }
 
 function atlasWidth(width, height, head, small) {
   const { trace } = view;
-  const rows = trace.layers.length, columns = trace.width;
-  sizes.group = trace.kvHeads && columns % trace.kvHeads === 0 && columns > trace.kvHeads && trace.kvHeads > 1 ? columns / trace.kvHeads : 0;
+  const rows = trace.layers.length,
+    columns = trace.width;
+  sizes.group =
+    trace.kvHeads && columns % trace.kvHeads === 0 && columns > trace.kvHeads && trace.kvHeads > 1
+      ? columns / trace.kvHeads
+      : 0;
   const gaps = sizes.group ? (trace.kvHeads - 1) * 4 : 0;
   const pad = small ? 20 : 30;
   const room = height - head - (small ? 66 : columns > 20 ? 116 : 158) - 14;
   const row = clamp(Math.floor((2 * room) / rows) / 2, 9, small ? 20 : 26);
   const most = width * (small ? 0.34 : columns > 24 ? 0.44 : 0.36);
-  const atlas = Math.round(clamp(GUTTER + columns * Math.max(row, 11) + gaps + pad, small ? 186 : width < 1280 ? 228 : 264, most));
+  const atlas = Math.round(
+    clamp(GUTTER + columns * Math.max(row, 11) + gaps + pad, small ? 186 : width < 1280 ? 228 : 264, most),
+  );
   const fits = Math.floor((atlas - GUTTER - pad - gaps) / columns);
   sizes.cell = Math.max(9, Math.min(fits, 26, Math.round(Math.max(row, 11) * 1.12)));
   sizes.row = Math.max(9, Math.min(row, sizes.cell + 1));

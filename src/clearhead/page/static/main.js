@@ -16,11 +16,15 @@ import { startMatrix } from "./matrix.js";
 import { startKeys, switchTheme } from "./keys.js";
 
 function drawHeadline() {
-  const { head, trace } = view, role = roleName(head.role);
+  const { head, trace } = view,
+    role = roleName(head.role);
   $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}`;
   $("#badge").replaceChildren(glyph(role, 16), head.role);
   $("#why").textContent = sentence(trace, trace.byLayer.get(head.layer), head);
-  for (const [id, sign, words] of [["#before", "‹", "Previous"], ["#after", "›", "Next"]]) {
+  for (const [id, sign, words] of [
+    ["#before", "‹", "Previous"],
+    ["#after", "›", "Next"],
+  ]) {
     const name = el("span", {}, role);
     $(id).replaceChildren(...(sign === "‹" ? ["‹ ", name] : [name, " ›"]));
     $(id).title = `${words} ${role} head (${sign === "‹" ? "[" : "]"})`;
@@ -44,7 +48,10 @@ function fail(fault) {
   const known = fault instanceof Fault;
   document.body.className = "failed";
   $("#state").setAttribute("role", "alert");
-  $("#state").replaceChildren(el("h1", {}, known ? fault.title : "This page met an error"), el("p", {}, known ? fault.message : String(fault)));
+  $("#state").replaceChildren(
+    el("h1", {}, known ? fault.title : "This page met an error"),
+    el("p", {}, known ? fault.message : String(fault)),
+  );
 }
 
 async function start() {
@@ -60,7 +67,10 @@ async function start() {
   startPanes();
   await selectHead(view.head, { ...at, first: true });
   emit("layout");
-  system.addEventListener("change", (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")));
+  system.addEventListener(
+    "change",
+    (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")),
+  );
   addEventListener("hashchange", () => {
     const asked = readHash();
     selectHead(asked.head || view.head, { ...asked, first: true }).then(() => emit("layout"));

@@ -8,7 +8,11 @@ import { naming } from "./chips.js";
 const PIXEL = 1.5; // CSS pixels a pooled pixel is wide, so that one spike stays visible on any screen
 const MARGIN = { left: 62, top: 52, right: 8, bottom: 6 };
 export const port = { x: 0, y: 0, size: 0 }; // first query row and key column shown, CSS pixels a cell
-let width = 0, height = 0, under = null, planned = false, picture = { key: "" };
+let width = 0,
+  height = 0,
+  under = null,
+  planned = false,
+  picture = { key: "" };
 
 const across = (j) => MARGIN.left + (j - port.x) * port.size;
 const down = (i) => MARGIN.top + (i - port.y) * port.size;
@@ -16,11 +20,14 @@ const area = () => [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MA
 
 // The whole matrix; cells take whole device pixels, so that all are equal, where that costs little room.
 function fit() {
-  const box = $("#canvas-frame"), ratio = window.devicePixelRatio || 1;
+  const box = $("#canvas-frame"),
+    ratio = window.devicePixelRatio || 1;
   [width, height] = [box.clientWidth, box.clientHeight];
   MARGIN.left = Math.min(width, height) < 330 ? 50 : 62;
-  for (MARGIN.top of [Math.min(width, height) < 330 ? 46 : 52, 64]) { // upright words need more room
-    const free = Math.min(64, Math.max(40, Math.min(...area())) / view.trace.n), even = Math.floor(free * ratio) / ratio;
+  for (MARGIN.top of [Math.min(width, height) < 330 ? 46 : 52, 64]) {
+    // upright words need more room
+    const free = Math.min(64, Math.max(40, Math.min(...area())) / view.trace.n),
+      even = Math.floor(free * ratio) / ratio;
     port.size = even > 0.93 * free ? even : free;
     if (!upright()) break;
   }
@@ -31,7 +38,8 @@ const upright = () => port.size >= 12 && port.size < 48;
 
 // The cells on the canvas: [first, end) of rows and of columns.
 function span() {
-  const [w, h] = area(), { n } = view.trace;
+  const [w, h] = area(),
+    { n } = view.trace;
   const end = (from, room) => Math.min(n, Math.ceil(from + room / port.size));
   return { i0: Math.floor(port.y), i1: end(port.y, h), j0: Math.floor(port.x), j1: end(port.x, w) };
 }
@@ -43,26 +51,40 @@ function put(image, at, fill) {
   image.data[at + 3] = 255;
 }
 
-const weightTint = (i, j, w) => theme.weights[faded(j) && j < i ? Math.round(0.18 * tone(view.scale, w)) : tone(view.scale, w)];
+const weightTint = (i, j, w) =>
+  theme.weights[faded(j) && j < i ? Math.round(0.18 * tone(view.scale, w)) : tone(view.scale, w)];
 
 // One pixel a cell, to be enlarged without smoothing.
 function cellsPicture({ i0, i1, j0, j1 }) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [j1 - j0, i1 - i0];
-  const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
+  const context = canvas.getContext("2d"),
+    image = context.createImageData(canvas.width, canvas.height);
   for (let i = i0; i < i1; i++) {
     const row = view.weights.row(i);
-    for (let j = j0, end = view.trace.causal ? Math.min(j1, i + 1) : j1; j < end; j++) put(image, 4 * ((i - i0) * canvas.width + j - j0), weightTint(i, j, row[j]));
+    for (let j = j0, end = view.trace.causal ? Math.min(j1, i + 1) : j1; j < end; j++)
+      put(image, 4 * ((i - i0) * canvas.width + j - j0), weightTint(i, j, row[j]));
   }
   context.putImageData(image, 0, 0);
-  return { canvas, left: across(j0), top: down(i0), wide: canvas.width * port.size, high: canvas.height * port.size, caption: cellCaption() };
+  return {
+    canvas,
+    left: across(j0),
+    top: down(i0),
+    wide: canvas.width * port.size,
+    high: canvas.height * port.size,
+    caption: cellCaption(),
+  };
 }
 
-const cellCaption = () => "each cell = 1 weight" + (width < 390 ? "" : `, ${port.size >= 10 ? Math.round(port.size) : port.size.toFixed(1)} px`);
+const cellCaption = () =>
+  "each cell = 1 weight" +
+  (width < 390 ? "" : `, ${port.size >= 10 ? Math.round(port.size) : port.size.toFixed(1)} px`);
 
 // The largest weight under each pixel, from the weights that the file holds.
 function pooledPicture() {
-  const { n, causal } = view.trace, per = PIXEL / port.size, side = Math.ceil(n / per);
+  const { n, causal } = view.trace,
+    per = PIXEL / port.size,
+    side = Math.ceil(n / per);
   const most = new Float32Array(side * side);
   view.weights.each((i, j, w) => {
     const at = Math.floor((i - port.y) / per) * side + Math.floor((j - port.x) / per);
@@ -70,16 +92,37 @@ function pooledPicture() {
   });
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = side;
-  const context = canvas.getContext("2d"), image = context.createImageData(side, side);
-  for (let y = 0; y < side; y++) for (let x = 0, end = causal ? y + 1 : side; x < end; x++) put(image, 4 * (y * side + x), tint(view.scale, most[y * side + x]));
+  const context = canvas.getContext("2d"),
+    image = context.createImageData(side, side);
+  for (let y = 0; y < side; y++)
+    for (let x = 0, end = causal ? y + 1 : side; x < end; x++)
+      put(image, 4 * (y * side + x), tint(view.scale, most[y * side + x]));
   context.putImageData(image, 0, 0);
   const k = Math.ceil(per - 1e-6);
-  return { canvas, left: MARGIN.left, top: MARGIN.top, wide: side * PIXEL, high: side * PIXEL, caption: `each pixel = max of ${k}×${k} weights` };
+  return {
+    canvas,
+    left: MARGIN.left,
+    top: MARGIN.top,
+    wide: side * PIXEL,
+    high: side * PIXEL,
+    caption: `each pixel = max of ${k}×${k} weights`,
+  };
 }
 
 // Drawn anew only when head, part, scale or theme change; the cross-hair is drawn over it.
 function paintPicture(context, cells) {
-  const key = [view.head.layer, view.head.head, port.x, port.y, port.size, width, height, view.scale, theme.dark, view.fade].join();
+  const key = [
+    view.head.layer,
+    view.head.head,
+    port.x,
+    port.y,
+    port.size,
+    width,
+    height,
+    view.scale,
+    theme.dark,
+    view.fade,
+  ].join();
   if (picture.key !== key) picture = { key, ...(port.size >= 1 ? cellsPicture(cells) : pooledPicture()) };
   context.imageSmoothingEnabled = false;
   context.drawImage(picture.canvas, picture.left, picture.top, picture.wide, picture.high);
@@ -91,8 +134,8 @@ function paintGaps(context, { i0, i1, j0, j1 }) {
   context.strokeStyle = colour("paper");
   context.lineWidth = 1;
   context.beginPath();
-  for (let j = j0; j <= j1; j++) context.moveTo(across(j), down(i0)), context.lineTo(across(j), down(i1));
-  for (let i = i0; i <= i1; i++) context.moveTo(across(j0), down(i)), context.lineTo(across(j1), down(i));
+  for (let j = j0; j <= j1; j++) (context.moveTo(across(j), down(i0)), context.lineTo(across(j), down(i1)));
+  for (let i = i0; i <= i1; i++) (context.moveTo(across(j0), down(i)), context.lineTo(across(j1), down(i)));
   context.stroke();
 }
 
@@ -106,7 +149,7 @@ function paintNumbers(context, { i0, i1, j0, j1 }) {
       const w = view.weights.at(i, j);
       if (w < 0.005) continue;
       context.fillStyle = ink(weightTint(i, j, w));
-      const digits = w < 0.0995 || (port.size >= 44 && view.weights.exact) ? 1 : 0;
+      const digits = w >= 0.9995 ? 0 : w < 0.0995 || (port.size >= 44 && view.weights.exact) ? 1 : 0;
       context.fillText((100 * w).toFixed(digits), across(j) + port.size / 2, down(i) + port.size / 2 + 0.5);
     }
   }
@@ -119,13 +162,18 @@ function paintFrame(context, right, bottom) {
   context.moveTo(MARGIN.left - 0.5, bottom);
   context.lineTo(MARGIN.left - 0.5, MARGIN.top - 0.5);
   context.lineTo(right, MARGIN.top - 0.5);
-  if (view.trace.causal && port.size < 13) context.moveTo(across(0), down(0)), context.lineTo(right, bottom);
+  if (view.trace.causal && port.size < 13)
+    (context.moveTo(across(0), down(0)), context.lineTo(right, bottom));
   context.stroke();
 }
 
 // Two hairlines along the row of the query and the column of the key; at small cells one.
 function paintCross(context, right, bottom) {
-  const { causal } = view.trace, query = queryOf(), key = keyOf(), { size } = port, wide = size >= 3;
+  const { causal } = view.trace,
+    query = queryOf(),
+    key = keyOf(),
+    { size } = port,
+    wide = size >= 3;
   const hair = (name, draw) => {
     context.strokeStyle = colour(name);
     context.lineWidth = 1;
@@ -133,9 +181,21 @@ function paintCross(context, right, bottom) {
     draw();
     context.stroke();
   };
-  const edges = (a) => (wide ? [Math.round(a) - 0.5, Math.round(a + size) + 0.5] : [Math.round(a + size / 2) + 0.5]);
-  hair("key", () => edges(across(key)).forEach((x) => (context.moveTo(x, causal ? down(key) : MARGIN.top), context.lineTo(x, bottom))));
-  hair("query", () => edges(down(query)).forEach((y) => (context.moveTo(MARGIN.left, y), context.lineTo(causal ? Math.min(right, across(query + 1)) : right, y))));
+  const edges = (a) =>
+    wide ? [Math.round(a) - 0.5, Math.round(a + size) + 0.5] : [Math.round(a + size / 2) + 0.5];
+  hair("key", () =>
+    edges(across(key)).forEach(
+      (x) => (context.moveTo(x, causal ? down(key) : MARGIN.top), context.lineTo(x, bottom)),
+    ),
+  );
+  hair("query", () =>
+    edges(down(query)).forEach(
+      (y) => (
+        context.moveTo(MARGIN.left, y),
+        context.lineTo(causal ? Math.min(right, across(query + 1)) : right, y)
+      ),
+    ),
+  );
   hair("ink", () => {
     context.lineWidth = size >= 6 ? 2 : 1.5;
     if (size >= 6) context.rect(across(key), down(query), size, size);
@@ -149,7 +209,9 @@ const short = (i) => {
 };
 
 function paintWords(context, { i0, i1, j0, j1 }) {
-  const query = queryOf(), key = keyOf(), half = port.size / 2;
+  const query = queryOf(),
+    key = keyOf(),
+    half = port.size / 2;
   context.textBaseline = "middle";
   for (let i = i0; i < i1; i++) {
     context.font = `${i === query ? "600 " : ""}11px ${colour("mono")}`;
@@ -171,10 +233,17 @@ function paintWords(context, { i0, i1, j0, j1 }) {
 
 // Positions at round steps; the query and the key by word and position, with room made for them.
 function paintTicks(context, { i0, i1, j0, j1 }) {
-  const least = 52 / port.size, power = 10 ** Math.floor(Math.log10(least)), half = port.size / 2;
-  const step = Math.max(1, [1, 2, 5, 10].map((a) => a * power).find((a) => a >= least));
-  const atQuery = down(queryOf()) + half, atKey = across(keyOf()) + half;
-  const small = `10px ${colour("sans")}`, bold = `600 11px ${colour("mono")}`;
+  const least = 52 / port.size,
+    power = 10 ** Math.floor(Math.log10(least)),
+    half = port.size / 2;
+  const step = Math.max(
+    1,
+    [1, 2, 5, 10].map((a) => a * power).find((a) => a >= least),
+  );
+  const atQuery = down(queryOf()) + half,
+    atKey = across(keyOf()) + half;
+  const small = `10px ${colour("sans")}`,
+    bold = `600 11px ${colour("mono")}`;
   context.textBaseline = "middle";
   context.strokeStyle = colour("line2");
   context.beginPath();
@@ -182,13 +251,13 @@ function paintTicks(context, { i0, i1, j0, j1 }) {
   context.fillStyle = colour("mute");
   for (let i = Math.ceil(i0 / step) * step; i < i1; i += step) {
     const y = down(i) + half;
-    context.moveTo(MARGIN.left - 4, y), context.lineTo(MARGIN.left, y);
+    (context.moveTo(MARGIN.left - 4, y), context.lineTo(MARGIN.left, y));
     context.textAlign = "right";
     if (y < atQuery - 12 || y > atQuery + 22) context.fillText(grouped(i), MARGIN.left - 7, y);
   }
   for (let j = Math.ceil(j0 / step) * step; j < j1; j += step) {
     const x = across(j) + half;
-    context.moveTo(x, MARGIN.top - 4), context.lineTo(x, MARGIN.top);
+    (context.moveTo(x, MARGIN.top - 4), context.lineTo(x, MARGIN.top));
     context.textAlign = "center";
     if (Math.abs(x - atKey) > 26) context.fillText(grouped(j), x, MARGIN.top - 11);
   }
@@ -209,8 +278,11 @@ function paintTicks(context, { i0, i1, j0, j1 }) {
 function paint() {
   planned = false;
   if (!view.weights || width < 40) return;
-  const canvas = $("#canvas"), context = sized(canvas, width, height), cells = span();
-  const right = Math.min(width - MARGIN.right, across(view.trace.n)), bottom = Math.min(height - MARGIN.bottom, down(view.trace.n));
+  const canvas = $("#canvas"),
+    context = sized(canvas, width, height),
+    cells = span();
+  const right = Math.min(width - MARGIN.right, across(view.trace.n)),
+    bottom = Math.min(height - MARGIN.bottom, down(view.trace.n));
   Object.assign(canvas.dataset, { left: MARGIN.left, top: MARGIN.top, cell: port.size });
   context.fillStyle = colour("paper");
   context.fillRect(0, 0, width, height);
@@ -235,9 +307,15 @@ const plan = () => {
 };
 
 function tellPair() {
-  const [i, j] = under || [queryOf(), keyOf()], weight = view.weights.at(i, j);
-  const seen = view.weights.sees(i, j), known = weight > 0 || view.weights.exact;
-  const said = !seen ? "cannot be seen" : known ? percent(weight, view.weights.exact, 2) : `under ${percent(view.weights.floor)}`;
+  const [i, j] = under || [queryOf(), keyOf()],
+    weight = view.weights.at(i, j);
+  const seen = view.weights.sees(i, j),
+    known = weight > 0 || view.weights.exact;
+  const said = !seen
+    ? "cannot be seen"
+    : known
+      ? percent(weight, view.weights.exact, 2)
+      : `under ${percent(view.weights.floor)}`;
   const strong = document.createElement("b");
   strong.textContent = said;
   $("#pair").replaceChildren(naming(i, "query"), " → ", naming(j, "key"), strong);
@@ -251,8 +329,11 @@ function cellAt(event) {
 }
 
 function matrixKey(event) {
-  const step = Math.max(1, Math.round(1 / port.size)), { n, causal } = view.trace;
-  const move = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] }[event.key];
+  const step = Math.max(1, Math.round(1 / port.size)),
+    { n, causal } = view.trace;
+  const move = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] }[
+    event.key
+  ];
   if (!move) return;
   event.preventDefault();
   event.stopPropagation();

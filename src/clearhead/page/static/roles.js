@@ -17,11 +17,15 @@ const SIGNS = {
   sink: GROUND + '<path d="M2 2.6V13" stroke="currentColor" stroke-width="2.2"/>',
   previous: GROUND + '<path d="M1 4.2L9.8 13" stroke="currentColor" stroke-width="1.9"/>',
   induction: GROUND + '<path d="M1 8L6 13" stroke="currentColor" stroke-width="2.2"/>',
-  duplicate: GROUND + '<g fill="currentColor"><circle cx="3.2" cy="8.2" r="1.4"/><circle cx="6.6" cy="11.4" r="1.4"/><circle cx="2.8" cy="12" r="1.1"/></g>',
+  duplicate:
+    GROUND +
+    '<g fill="currentColor"><circle cx="3.2" cy="8.2" r="1.4"/><circle cx="6.6" cy="11.4" r="1.4"/><circle cx="2.8" cy="12" r="1.1"/></g>',
   self: GROUND + '<path d="M1 1L13 13" stroke="currentColor" stroke-width="2"/>',
   local: GROUND + '<path d="M1 3.2L10.8 13H6L1 8Z" fill="currentColor"/>',
   broad: '<path d="M1 1V13H13Z" fill="currentColor" opacity=".8"/>',
-  other: GROUND + '<g fill="currentColor"><circle cx="5.6" cy="10" r="1.2"/><circle cx="2.8" cy="6" r="1"/><circle cx="9.4" cy="11.6" r="1"/></g>',
+  other:
+    GROUND +
+    '<g fill="currentColor"><circle cx="5.6" cy="10" r="1.2"/><circle cx="2.8" cy="6" r="1"/><circle cx="9.4" cy="11.6" r="1"/></g>',
 };
 
 export const roleName = (role) => (role in ROLES ? role : "other");
@@ -51,10 +55,18 @@ export function sentence(facts, layer, head) {
     local: `Looks 2 to 8 tokens ${facts.causal ? "back" : "away"}: ${score("local")} of its attention`,
   }[head.role];
   if (said) return said + ".";
-  if (head.role === "broad") return `Spreads out: entropy ${nats(head)}, ${whole(head.scores.broad)} of the most it could have.`;
+  if (head.role === "broad")
+    return `Spreads out: entropy ${nats(head)}, ${whole(head.scores.broad)} of the most it could have.`;
   const near = Object.entries(head.scores).filter(([name, x]) => name !== "broad" && x != null);
   near.sort((a, b) => b[1] - a[1]);
-  return "No score passes its threshold. Closest: " + near.slice(0, 2).map(([name, x]) => `${name} ${whole(x)}`).join(", ") + ".";
+  return (
+    "No score passes its threshold. Closest: " +
+    near
+      .slice(0, 2)
+      .map(([name, x]) => `${name} ${whole(x)}`)
+      .join(", ") +
+    "."
+  );
 }
 
 export const nats = (head) => (head.entropy == null ? "–" : head.entropy.toFixed(2) + " nats");

@@ -2,19 +2,29 @@
 import { clamp } from "./util.js";
 
 export const view = {
-  trace: null, head: null, weights: null,
+  trace: null,
+  head: null,
+  weights: null,
   direction: "from", // "from": `token` is the query, `other` the key; "to": the other way round
-  token: 0, other: 0,
-  pinned: true, hover: null,
-  mode: "text", scale: "root", lines: false, fade: false,
-  filter: new Set(), theme: "auto", singleKeys: true,
+  token: 0,
+  other: 0,
+  pinned: true,
+  hover: null,
+  mode: "text",
+  scale: "root",
+  lines: false,
+  fade: false,
+  filter: new Set(),
+  theme: "auto",
+  singleKeys: true,
 };
 
 export const queryOf = () => (view.direction === "from" ? view.token : view.other);
 export const keyOf = () => (view.direction === "from" ? view.other : view.token);
 // The token whose row or column is shown: the pointer leads while nothing is pinned.
 export const shownToken = () => (!view.pinned && view.hover != null ? view.hover : view.token);
-export const along = (token) => (view.direction === "from" ? view.weights.row(token) : view.weights.column(token));
+export const along = (token) =>
+  view.direction === "from" ? view.weights.row(token) : view.weights.column(token);
 export const sinksOf = (head) => view.trace.byLayer.get(head.layer).sinks;
 export const faded = (j) => view.fade && sinksOf(view.head).includes(j);
 
@@ -35,7 +45,13 @@ export function say(words) {
 // The view in the address, so that a link shows the same. An embedded page has no address of its own.
 export function writeHash() {
   if (location.protocol === "about:") return;
-  const parts = [`h=${view.head.layer}.${view.head.head}`, `q=${queryOf()}`, `k=${keyOf()}`, `dir=${view.direction}`, `scale=${view.scale}`];
+  const parts = [
+    `h=${view.head.layer}.${view.head.head}`,
+    `q=${queryOf()}`,
+    `k=${keyOf()}`,
+    `dir=${view.direction}`,
+    `scale=${view.scale}`,
+  ];
   if (view.mode !== "text") parts.push("mode=" + view.mode);
   if (view.lines) parts.push("lines=1");
   if (view.fade) parts.push("fade=1");
@@ -46,7 +62,8 @@ export function readHash() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const { trace } = view;
   const one = (name, values) => (values.includes(hash.get(name)) ? hash.get(name) : null);
-  const position = (name) => (/^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.n - 1) : null);
+  const position = (name) =>
+    /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.n - 1) : null;
   view.direction = one("dir", ["from", "to"]) || "from";
   view.mode = one("mode", ["columns"]) || "text";
   view.scale = one("scale", ["linear", "root", "log"]) || (trace.n <= 1024 ? "root" : "linear");

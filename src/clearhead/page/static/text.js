@@ -5,34 +5,49 @@ import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
 import { hoverToken, selectOther, selectToken, unpin } from "./actions.js";
 import { sizes } from "./layout.js";
 
-const TINTED = 0.004, LABELLED = 0.03, LABELS = 12, LONG = 512;
+const TINTED = 0.004,
+  LABELLED = 0.03,
+  LABELS = 12,
+  LONG = 512;
 const SPECIAL = /^(\[[A-Z]+\]|<\|?[\w/ ]+\|?>)$/;
 const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
 const spans = []; // one element a token
-let weightsNow = null, tinted = [], labelled = [], seen = [0, Infinity];
+let weightsNow = null,
+  tinted = [],
+  labelled = [],
+  seen = [0, Infinity];
 
 function spanOf(token, i, previous) {
   const span = el("span", { class: "t", role: "option", id: "t" + i, "data-i": i, dir: "auto" });
-  const blank = !token.trim(), newline = token.includes("\n");
-  if (newline) span.textContent = token.trim() ? token.trim().replace(/\s*\n\s*/g, "⏎") + (/\n\s*$/.test(token) ? "⏎" : "") : "⏎";
+  const blank = !token.trim(),
+    newline = token.includes("\n");
+  if (newline)
+    span.textContent = token.trim()
+      ? token.trim().replace(/\s*\n\s*/g, "⏎") + (/\n\s*$/.test(token) ? "⏎" : "")
+      : "⏎";
   else if (token === "") span.textContent = "∅";
   else if (blank) span.textContent = /\t/.test(token) ? "⇥" : "·".repeat(Math.min(token.length, 8));
   else span.textContent = shown(token.replace(/^ /, ""));
   if (blank) span.classList.add("blank");
   if (SPECIAL.test(token.trim())) span.classList.add("apart");
   if (token.length > 30) span.classList.add("vast");
-  if (/[\p{L}\p{N}]$/u.test(previous) && /^[\p{L}\p{N}]/u.test(token) && !UNSPACED.test(token)) span.classList.add("joint");
+  if (/[\p{L}\p{N}]$/u.test(previous) && /^[\p{L}\p{N}]/u.test(token) && !UNSPACED.test(token))
+    span.classList.add("joint");
   return span;
 }
 
 function buildText() {
-  const { tokens } = view.trace, box = $("#text");
+  const { tokens } = view.trace,
+    box = $("#text");
   box.classList.toggle("long", tokens.length > LONG);
-  let paragraph = el("div", { class: "paragraph", role: "none", dir: "auto" }), word = null, held = 0;
+  let paragraph = el("div", { class: "paragraph", role: "none", dir: "auto" }),
+    word = null,
+    held = 0;
   box.replaceChildren(paragraph);
   spans.length = 0;
   tokens.forEach((token, i) => {
-    const previous = i ? tokens[i - 1] : " ", span = spanOf(token, i, previous);
+    const previous = i ? tokens[i - 1] : " ",
+      span = spanOf(token, i, previous);
     const apart = /^\s/.test(token) || /\s$/.test(previous) || UNSPACED.test(token) || held > 40 || !word;
     if (token[0] === " " && token.trim() && i) paragraph.append(" ");
     if (apart) {
@@ -45,7 +60,8 @@ function buildText() {
     spans.push(span);
     const breaks = (token.match(/\n/g) || []).length;
     if (breaks === 1) paragraph.append(document.createElement("br"));
-    if (breaks > 1) box.append((paragraph = el("div", { class: "paragraph gap", role: "none", dir: "auto" })));
+    if (breaks > 1)
+      box.append((paragraph = el("div", { class: "paragraph gap", role: "none", dir: "auto" })));
     if (breaks) word = null;
   });
 }
@@ -69,7 +85,8 @@ function fitText() {
 function muteOutside(low, high) {
   const [a, b] = seen;
   for (let i = 0; i < spans.length; i++) {
-    const was = i >= a && i < b, is = i >= low && i < high;
+    const was = i >= a && i < b,
+      is = i >= low && i < high;
     if (was !== is) spans[i].classList.toggle("unseen", !is);
   }
   seen = [low, high];
@@ -77,7 +94,8 @@ function muteOutside(low, high) {
 
 function paintTints(token) {
   for (const i of tinted) spans[i].style.background = spans[i].style.color = "";
-  const floor = view.scale === "log" ? 2e-4 : TINTED, from = view.direction === "from";
+  const floor = view.scale === "log" ? 2e-4 : TINTED,
+    from = view.direction === "from";
   tinted = [];
   weightsNow.forEach((w, i) => {
     if (w < floor || (from && i !== token && faded(i))) return;
@@ -92,13 +110,16 @@ function paintTints(token) {
 function paintLabels() {
   for (const label of labelled) label.remove();
   labelled = [];
-  const strong = [...weightsNow.keys()].filter((i) => weightsNow[i] >= LABELLED).sort((a, b) => weightsNow[b] - weightsNow[a]);
+  const strong = [...weightsNow.keys()]
+    .filter((i) => weightsNow[i] >= LABELLED)
+    .sort((a, b) => weightsNow[b] - weightsNow[a]);
   const boxes = [];
   for (const i of strong.slice(0, LABELS)) {
     const label = el("i", { "aria-hidden": "true" }, Math.round(100 * weightsNow[i]) + "%");
     spans[i].append(label);
     const box = label.getBoundingClientRect();
-    if (boxes.some((b) => Math.abs(b.top - box.top) < 9 && box.left < b.right + 2 && b.left < box.right + 2)) label.remove();
+    if (boxes.some((b) => Math.abs(b.top - box.top) < 9 && box.left < b.right + 2 && b.left < box.right + 2))
+      label.remove();
     else boxes.push(box) && labelled.push(label);
   }
 }
@@ -121,18 +142,24 @@ function markTokens() {
 function drawLines() {
   $("#line-layer")?.remove();
   if (!view.lines || view.mode !== "text") return;
-  const box = $("#text"), frame = box.getBoundingClientRect(), leading = shownToken();
+  const box = $("#text"),
+    frame = box.getBoundingClientRect(),
+    leading = shownToken();
   const middle = (i) => {
     const r = spans[i].getBoundingClientRect();
     return [r.left - frame.left + r.width / 2, r.top - frame.top + box.scrollTop];
   };
   const [x0, y0] = middle(leading);
-  const strong = tinted.filter((i) => i !== leading && weightsNow[i] >= 0.02).sort((a, b) => weightsNow[b] - weightsNow[a]).slice(0, 6);
+  const strong = tinted
+    .filter((i) => i !== leading && weightsNow[i] >= 0.02)
+    .sort((a, b) => weightsNow[b] - weightsNow[a])
+    .slice(0, 6);
   const layer = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   layer.id = "line-layer";
   layer.setAttribute("aria-hidden", "true");
   for (const i of strong) {
-    const [x1, y1] = middle(i), high = Math.max(2, Math.min(y0, y1) - 10 - 0.06 * Math.abs(x1 - x0));
+    const [x1, y1] = middle(i),
+      high = Math.max(2, Math.min(y0, y1) - 10 - 0.06 * Math.abs(x1 - x0));
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
     path.setAttribute("d", `M${x0} ${y0}C${x0} ${high} ${x1} ${high} ${x1} ${y1}`);
     path.setAttribute("stroke-width", (0.6 + 3.2 * weightsNow[i]).toFixed(2));
@@ -143,17 +170,24 @@ function drawLines() {
 
 // A strip beside a scrolled text: where the tinted tokens, the query and the key are.
 function drawRuler() {
-  const strip = $("#ruler"), box = $("#text"), height = box.clientHeight, all = box.scrollHeight;
+  const strip = $("#ruler"),
+    box = $("#text"),
+    height = box.clientHeight,
+    all = box.scrollHeight;
   strip.style.display = all > height + 2 && view.mode === "text" ? "block" : "none";
   if (strip.style.display === "none") return;
-  const context = sized(strip, 14, height), at = (i) => (spans[i].offsetTop / all) * height;
+  const context = sized(strip, 14, height),
+    at = (i) => (spans[i].offsetTop / all) * height;
   context.fillStyle = colour("cell");
   context.fillRect(3, 0, 8, height);
   for (const i of [...tinted].sort((a, b) => weightsNow[a] - weightsNow[b])) {
     context.fillStyle = rgb(theme.weights[clamp(tone(view.scale, weightsNow[i]) + 30, 0, 255)]);
     context.fillRect(3, at(i), 8, 2);
   }
-  for (const [name, i] of [["key", keyOf()], ["query", queryOf()]]) {
+  for (const [name, i] of [
+    ["key", keyOf()],
+    ["query", queryOf()],
+  ]) {
     context.fillStyle = colour(name);
     context.fillRect(0, at(i) - 1, 14, 3);
   }
@@ -162,7 +196,8 @@ function drawRuler() {
 }
 
 function scrollToToken(i) {
-  const box = $("#text"), y = spans[i].offsetTop;
+  const box = $("#text"),
+    y = spans[i].offsetTop;
   if (box.scrollHeight <= box.clientHeight) return;
   if (y >= box.scrollTop + 30 && y <= box.scrollTop + box.clientHeight - 70) return;
   let first = i; // the token at the start of the line that comes to the top
@@ -171,7 +206,8 @@ function scrollToToken(i) {
 }
 
 function paintText() {
-  const token = shownToken(), from = view.direction === "from";
+  const token = shownToken(),
+    from = view.direction === "from";
   weightsNow = along(token);
   const { causal, n } = view.trace;
   muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : n);
@@ -186,17 +222,28 @@ function paintText() {
 function read(i) {
   const reader = $("#reader");
   if (i == null || !view.pinned) return reader.replaceChildren();
-  const [query, key] = view.direction === "from" ? [view.token, i] : [i, view.token], name = `“${shown(view.trace.tokens[i])}” ${i}: `;
-  if (!view.weights.sees(query, key)) return reader.replaceChildren(name + "later than the query, cannot be seen");
-  const weight = weightsNow[i], away = Math.abs(query - key);
+  const [query, key] = view.direction === "from" ? [view.token, i] : [i, view.token],
+    name = `“${shown(view.trace.tokens[i])}” ${i}: `;
+  if (!view.weights.sees(query, key))
+    return reader.replaceChildren(name + "later than the query, cannot be seen");
+  const weight = weightsNow[i],
+    away = Math.abs(query - key);
   const rank = 1 + weightsNow.reduce((count, w) => count + (w > weight), 0);
-  const said = weight || view.weights.exact ? `${percent(weight, view.weights.exact, 2)}, rank ${rank}` : `under ${percent(view.weights.floor)}`;
-  reader.replaceChildren(name + `${said}, ${away ? plural(away, "token") + (key <= query ? " back" : " ahead") : "itself"}`);
+  const said =
+    weight || view.weights.exact
+      ? `${percent(weight, view.weights.exact, 2)}, rank ${rank}`
+      : `under ${percent(view.weights.floor)}`;
+  reader.replaceChildren(
+    name + `${said}, ${away ? plural(away, "token") + (key <= query ? " back" : " ahead") : "itself"}`,
+  );
 }
 
 function lineMove(step) {
-  const here = spans[view.token].getBoundingClientRect(), middle = here.left + here.width / 2;
-  let best = view.token, least = Infinity, line = null;
+  const here = spans[view.token].getBoundingClientRect(),
+    middle = here.left + here.width / 2;
+  let best = view.token,
+    least = Infinity,
+    line = null;
   for (let i = view.token + step; spans[i]; i += step) {
     const box = spans[i].getBoundingClientRect();
     if (Math.abs(box.top - here.top) < 8) continue;
@@ -212,9 +259,12 @@ function textKey(event) {
   const moves = {
     ArrowLeft: () => (event.shiftKey ? selectOther(view.other - 1) : selectToken(view.token - 1)),
     ArrowRight: () => (event.shiftKey ? selectOther(view.other + 1) : selectToken(view.token + 1)),
-    ArrowUp: () => lineMove(-1), ArrowDown: () => lineMove(1),
-    Home: () => selectToken(0), End: () => selectToken(view.trace.n - 1),
-    Enter: unpin, " ": unpin,
+    ArrowUp: () => lineMove(-1),
+    ArrowDown: () => lineMove(1),
+    Home: () => selectToken(0),
+    End: () => selectToken(view.trace.n - 1),
+    Enter: unpin,
+    " ": unpin,
   };
   if (!moves[event.key]) return;
   event.preventDefault();
@@ -243,10 +293,14 @@ function startPointer(box) {
     read(i);
   });
   box.addEventListener("mouseleave", () => (read(null), view.pinned || hoverToken(null)));
-  box.addEventListener("touchstart", (event) => {
-    const i = indexOf(event);
-    if (i != null) press = setTimeout(() => ((press = -1), selectOther(i)), 450);
-  }, { passive: true });
+  box.addEventListener(
+    "touchstart",
+    (event) => {
+      const i = indexOf(event);
+      if (i != null) press = setTimeout(() => ((press = -1), selectOther(i)), 450);
+    },
+    { passive: true },
+  );
   box.addEventListener("touchend", (event) => (press === -1 ? event.preventDefault() : clearTimeout(press)));
 }
 
@@ -263,7 +317,7 @@ function startFind() {
   $("#find").addEventListener("keydown", (event) => {
     event.stopPropagation();
     if (event.key === "Enter" && event.target.value) findToken(event.target.value);
-    if (event.key === "Escape") (event.target.value = ""), $("#text").focus();
+    if (event.key === "Escape") ((event.target.value = ""), $("#text").focus());
   });
 }
 
@@ -274,7 +328,10 @@ export function startText() {
   startFind();
   box.addEventListener("keydown", textKey);
   box.addEventListener("scroll", drawRuler);
-  $("#ruler").addEventListener("click", (event) => (box.scrollTop = (event.offsetY / box.clientHeight) * box.scrollHeight - box.clientHeight / 2));
+  $("#ruler").addEventListener(
+    "click",
+    (event) => (box.scrollTop = (event.offsetY / box.clientHeight) * box.scrollHeight - box.clientHeight / 2),
+  );
   on("layout", () => (fitText(), weightsNow && (paintText(), scrollToToken(view.token))));
   on("pair", () => (scrollToToken(view.token), paintText()));
   on("hover look theme", paintText);

@@ -7,7 +7,8 @@ export const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("aria-")) made.setAttribute(name, value); // "true" and "false" are words there
+    if (name.startsWith("aria-"))
+      made.setAttribute(name, value); // "true" and "false" are words there
     else if (value === true) made.setAttribute(name, "");
     else if (value != null && value !== false) made.setAttribute(name, value);
   }
@@ -18,7 +19,11 @@ export function el(tag, attributes = {}, ...children) {
 // A token as one printable word: spaces, newlines and empty pieces are made visible.
 export function shown(token) {
   if (token === "") return "∅";
-  const visible = (s) => s.replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u2028\u2029]/g, "�");
+  const visible = (s) =>
+    s
+      .replace(/\r?\n/g, "⏎")
+      .replace(/\t/g, "⇥")
+      .replace(/[\u0000-\u001f\u2028\u2029]/g, "�");
   if (token.trim()) return visible(token.trim());
   return /^ {4,}$/.test(token) ? `␣×${token.length}` : visible(token).replace(/\s/g, "␣");
 }
