@@ -22,6 +22,7 @@ MODULES = (
     "header.js",
     "atlas.js",
     "chips.js",
+    "words.js",
     "text.js",
     "columns.js",
     "tables.js",

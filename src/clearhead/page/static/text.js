@@ -4,67 +4,15 @@ import { colour, ink, rgb, theme, tint, tone } from "./colour.js";
 import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
 import { hoverToken, selectOther, selectToken, unpin } from "./actions.js";
 import { sizes } from "./layout.js";
+import { buildText, spans } from "./words.js";
 
 const TINTED = 0.004,
   LABELLED = 0.03,
-  LABELS = 12,
-  LONG = 512;
-const SPECIAL = /^(\[[A-Z]+\]|<\|?[\w/ ]+\|?>)$/;
-const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
-const spans = []; // one element a token
+  LABELS = 12;
 let weightsNow = null,
   tinted = [],
   labelled = [],
   seen = [0, Infinity];
-
-function spanOf(token, i, previous) {
-  const span = el("span", { class: "t", role: "option", id: "t" + i, "data-i": i, dir: "auto" });
-  const blank = !token.trim(),
-    newline = token.includes("\n");
-  if (newline)
-    span.textContent = token.trim()
-      ? token.trim().replace(/\s*\n\s*/g, "⏎") + (/\n\s*$/.test(token) ? "⏎" : "")
-      : "⏎";
-  else if (token === "") span.textContent = "∅";
-  else if (blank) span.textContent = /\t/.test(token) ? "⇥" : "·".repeat(Math.min(token.length, 8));
-  else span.textContent = shown(token.replace(/^ /, ""));
-  if (blank) span.classList.add("blank");
-  if (SPECIAL.test(token.trim())) span.classList.add("apart");
-  if (token.length > 30) span.classList.add("vast");
-  if (/[\p{L}\p{N}]$/u.test(previous) && /^[\p{L}\p{N}]/u.test(token) && !UNSPACED.test(token))
-    span.classList.add("joint");
-  return span;
-}
-
-function buildText() {
-  const { tokens } = view.trace,
-    box = $("#text");
-  box.classList.toggle("long", tokens.length > LONG);
-  let paragraph = el("div", { class: "paragraph", role: "none", dir: "auto" }),
-    word = null,
-    held = 0;
-  box.replaceChildren(paragraph);
-  spans.length = 0;
-  tokens.forEach((token, i) => {
-    const previous = i ? tokens[i - 1] : " ",
-      span = spanOf(token, i, previous);
-    const apart = /^\s/.test(token) || /\s$/.test(previous) || UNSPACED.test(token) || held > 40 || !word;
-    if (token[0] === " " && token.trim() && i) paragraph.append(" ");
-    if (apart) {
-      word = el("span", { class: "word", role: "none" });
-      paragraph.append(word);
-      held = 0;
-    }
-    word.append(span);
-    held += token.length;
-    spans.push(span);
-    const breaks = (token.match(/\n/g) || []).length;
-    if (breaks === 1) paragraph.append(document.createElement("br"));
-    if (breaks > 1)
-      box.append((paragraph = el("div", { class: "paragraph gap", role: "none", dir: "auto" })));
-    if (breaks) word = null;
-  });
-}
 
 // The largest reading size at which the text needs no scrolling.
 function fitText() {

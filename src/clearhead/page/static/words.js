@@ -1,0 +1,72 @@
+// The text as elements: paragraphs of words, words of tokens. Built once.
+import { $, el, shown } from "./util.js";
+import { view } from "./state.js";
+
+const LONG = 512; // more tokens are set smaller, and scroll
+const SPECIAL = /^(\[[A-Z]+\]|<\|?[\w/ ]+\|?>)$/;
+const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
+const RIGHT_TO_LEFT = /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u;
+const LETTER_BEFORE = /[\p{L}\p{N}]$/u;
+const LETTER = /^[\p{L}\p{N}]/u;
+const WORD = 40; // characters that are kept on one line
+
+export const spans = []; // one element a token
+
+// What a token looks like in running text: its space stands before it, not in it.
+function visible(token) {
+  if (token.includes("\n")) {
+    const words = token.trim();
+    return words ? words.replace(/\s*\n\s*/g, "⏎") + (/\n\s*$/.test(token) ? "⏎" : "") : "⏎";
+  }
+  if (token && !token.trim()) return /\t/.test(token) ? "⇥" : "·".repeat(Math.min(token.length, 8));
+  return shown(token.replace(/^ /, ""));
+}
+
+function spanOf(token, i, previous) {
+  const names = ["t"];
+  if (!token.trim()) names.push("blank");
+  if (SPECIAL.test(token.trim())) names.push("apart");
+  if (token.length > 30) names.push("vast");
+  if (LETTER_BEFORE.test(previous) && LETTER.test(token) && !UNSPACED.test(token)) names.push("joint");
+  const dir = RIGHT_TO_LEFT.test(token) ? "rtl" : null;
+  return el(
+    "span",
+    { class: names.join(" "), role: "option", id: "t" + i, "data-i": i, dir },
+    visible(token),
+  );
+}
+
+// The text cut after every empty line: [first, end) of tokens.
+function paragraphs(tokens) {
+  const cuts = [0];
+  tokens.forEach((token, i) => (token.match(/\n/g) || []).length > 1 && cuts.push(i + 1));
+  if (cuts.at(-1) !== tokens.length) cuts.push(tokens.length);
+  return cuts.slice(1).map((end, p) => [cuts[p], end]);
+}
+
+function paragraph(tokens, first, end) {
+  const dir = RIGHT_TO_LEFT.test(tokens.slice(first, end).join("")) ? "rtl" : null;
+  const box = el("div", { class: first ? "paragraph gap" : "paragraph", role: "none", dir });
+  let word = null,
+    held = 0;
+  for (let i = first; i < end; i++) {
+    const token = tokens[i],
+      previous = i ? tokens[i - 1] : " ";
+    if (token[0] === " " && token.trim() && i > first) box.append(" ");
+    if (!word || held > WORD || /^\s/.test(token) || /\s$/.test(previous) || UNSPACED.test(token)) {
+      box.append((word = el("span", { class: "word", role: "none" })));
+      held = 0;
+    }
+    word.append((spans[i] = spanOf(token, i, previous)));
+    held += token.length;
+    if (token.includes("\n") && i + 1 < end) box.append(el("br"));
+    if (token.includes("\n")) word = null;
+  }
+  return box;
+}
+
+export function buildText() {
+  const { tokens } = view.trace;
+  $("#text").classList.toggle("long", tokens.length > LONG);
+  $("#text").replaceChildren(...paragraphs(tokens).map(([first, end]) => paragraph(tokens, first, end)));
+}
