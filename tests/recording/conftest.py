@@ -25,8 +25,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
         q, k, v = (
-            part.view(B, T, self.heads, C // self.heads).transpose(1, 2)
-            for part in self.c_attn(x).split(C, dim=2)
+            part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2)
         )
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=None, dropout_p=self.dropout if self.training else 0, is_causal=True

@@ -40,9 +40,7 @@ def test_trap01_a_nanogpt_gives_every_layer(nano, ids):
     assert rec.paths == ["h.0.attn", "h.1.attn", "h.2.attn"]
     x = nano.wte(ids)
     for block, attn in zip(nano.h, rec, strict=True):
-        q, k, _ = (
-            p.view(2, 11, 4, 8).transpose(1, 2) for p in block.attn.c_attn(block.ln_1(x)).split(32, dim=2)
-        )
+        q, k, _ = (p.view(2, 11, 4, 8).transpose(1, 2) for p in block.attn.c_attn(block.ln_1(x)).split(32, dim=2))
         dense = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(11, 11).tril().bool(), -torch.inf).softmax(-1)
         assert (attn.to_dense() - dense).abs().max() <= 1e-6
         x = block(x)
@@ -88,9 +86,7 @@ def test_trap07_causal_together_with_a_mask_is_and(attend):
     assert (dense.masked_select(~seen.expand_as(dense)) == 0).all()
 
 
-@pytest.mark.parametrize(
-    "shape", [(6, 9), (1, 9), (6, 1), (3, 6, 9), (1, 1, 6, 9), (2, 1, 6, 9), (2, 3, 6, 9)]
-)
+@pytest.mark.parametrize("shape", [(6, 9), (1, 9), (6, 1), (3, 6, 9), (1, 1, 6, 9), (2, 1, 6, 9), (2, 3, 6, 9)])
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_trap13_mask_shapes_mean_what_pytorch_broadcasts_them_to(attend, shape, kind):
     q, k = randn(2, 3, 6, 8), randn(2, 3, 9, 8)
@@ -204,9 +200,7 @@ def test_autocast_leaves_q_k_and_v_in_different_types(attend):
 def test_a_nested_tensor_is_refused_by_name(attend):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nested = torch.nested.nested_tensor([randn(2, 3, 8), randn(2, 5, 8)], layout=torch.jagged).transpose(
-            1, 2
-        )
+        nested = torch.nested.nested_tensor([randn(2, 3, 8), randn(2, 5, 8)], layout=torch.jagged).transpose(1, 2)
         with (
             pytest.raises(RecordingError, match="nested tensors cannot be recorded yet"),
             recording.record(attend),
@@ -237,9 +231,7 @@ def test_trap09_the_fast_path_of_pytorchs_encoder_stays_on(grad, monkeypatch):
     x, padded = randn(2, 7, 16), torch.arange(7).expand(2, 7) >= torch.tensor([[7], [4]])
     fused = []
     original = torch._transformer_encoder_layer_fwd
-    monkeypatch.setattr(
-        torch, "_transformer_encoder_layer_fwd", lambda *a, **k: fused.append(1) or original(*a, **k)
-    )
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a, **k: fused.append(1) or original(*a, **k))
     with grad():
         plain = model(x, padded)
         before = len(fused)

@@ -106,10 +106,10 @@ def test_flash_with_packed_sequences_is_refused():
 
 
 def test_flex_reads_any_mask_mod_and_skips_empty_blocks():
-    documents = torch.arange(300) // 100
+    documents, real = torch.arange(300) // 100, torch.ones(1, 300, dtype=torch.bool)  # the same for each batch entry
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (documents[q] == documents[k]) & (q >= k) & (h != 1)
+        return real[b, k] & (documents[q] == documents[k]) & (q >= k) & (h != 1)
 
     block = create_block_mask(mask_mod, 1, 4, 300, 300, device="cpu")
     call = read(flex, 300, 300, block)
@@ -168,9 +168,7 @@ def test_trap17_a_position_bias_and_a_float_mask_add_up():
 
 
 def test_an_argument_that_changes_weights_in_an_unknown_way_is_refused():
-    with pytest.raises(
-        RecordingError, match="block_indices changes the weights in a way that clearhead does not know"
-    ):
+    with pytest.raises(RecordingError, match="block_indices changes the weights in a way that clearhead does not know"):
         read(eager, block_indices=torch.zeros(2))
 
 

@@ -120,9 +120,7 @@ def test_a_model_that_only_uses_another_says_so(make_nano, ids):
 
     model = Holder()
     with (
-        pytest.raises(
-            RecordingError, match=r"not registered as its\n?.*submodules.*CausalSelfAttention made"
-        ),
+        pytest.raises(RecordingError, match=r"not registered as its\n?.*submodules.*CausalSelfAttention made"),
         record(model),
     ):
         model(ids)
@@ -315,9 +313,7 @@ def test_layers_keep_their_numbers(nano, ids):
 
 def test_an_unknown_layer_names_what_exists(nano, ids):
     with (
-        pytest.raises(
-            RecordingError, match=r"there is no layer 7; the model made 3 attention calls, layers 0, 1, 2"
-        ),
+        pytest.raises(RecordingError, match=r"there is no layer 7; the model made 3 attention calls, layers 0, 1, 2"),
         record(nano, layers=[0, 7]),
     ):
         nano(ids)

@@ -40,9 +40,7 @@ def test_to_attentions_is_the_dense_tuple(recording):
 
 
 def test_trap10_to_attentions_refuses_above_the_stated_size_and_names_the_bytes(recording):
-    with pytest.raises(
-        RecordingError, match=r"to_attentions\(max_bytes=1,000\): the dense weights take 11,616 bytes"
-    ):
+    with pytest.raises(RecordingError, match=r"to_attentions\(max_bytes=1,000\): the dense weights take 11,616 bytes"):
         recording.to_attentions(max_bytes=1000)
 
 
@@ -71,9 +69,7 @@ def test_several_passes_have_to_be_named(nano, ids):
         lambda: recording.paths,
         lambda: list(recording),
     ):
-        with pytest.raises(
-            RecordingError, match=r"called 2 times.*recording\.passes\[0\] … recording\.passes\[1\]"
-        ):
+        with pytest.raises(RecordingError, match=r"called 2 times.*recording\.passes\[0\] … recording\.passes\[1\]"):
             ask()
     assert repr(recording).startswith("Recording(passes=2; holds")
     assert recording.dense_nbytes == sum(each.dense_nbytes for each in recording.passes)
