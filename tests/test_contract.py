@@ -14,7 +14,16 @@ from clearhead.testing.cases import FACTORS, LARGE
 SAMPLE = pairwise({"map": list(SUBJECTS), **FACTORS})
 # 1,025 queries on 1,025 keys take a second: a few, in which everything that matters at that size occurs.
 BIG = [
-    dict(map="SoftmaxMap", mask=mask, size=LARGE[0], bias=bias, layout=layout, dtype=dtype, heads=heads, tile=tile)
+    {
+        "map": "SoftmaxMap",
+        "mask": mask,
+        "size": LARGE[0],
+        "bias": bias,
+        "layout": layout,
+        "dtype": dtype,
+        "heads": heads,
+        "tile": tile,
+    }
     for mask, bias, layout, dtype, heads, tile in (
         ("causal + padded keys", "none", "tokens first", "bfloat16", "4/2", "default"),
         ("dense (T, S)", "alibi", "contiguous", "float32", "2/2", "third"),
@@ -54,7 +63,16 @@ def _product(mask: str, dtype: str) -> Iterator[dict[str, str]]:
     rest = itertools.cycle(itertools.product(SUBJECTS, FACTORS["layout"], FACTORS["tile"]))
     for size, heads, bias in itertools.product([*FACTORS["size"], *LARGE], FACTORS["heads"], FACTORS["bias"]):
         name, layout, tile = next(rest)
-        yield dict(map=name, size=size, mask=mask, bias=bias, layout=layout, dtype=dtype, heads=heads, tile=tile)
+        yield {
+            "map": name,
+            "size": size,
+            "mask": mask,
+            "bias": bias,
+            "layout": layout,
+            "dtype": dtype,
+            "heads": heads,
+            "tile": tile,
+        }
 
 
 @pytest.mark.full

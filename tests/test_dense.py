@@ -16,7 +16,9 @@ def test_trap_24_arrays_of_rank_2_to_4(shape: tuple[int, ...], dtype: type) -> N
     attn = DenseMap(array)
     assert attn.shape == shape
     assert attn.dtype == (torch.float64 if dtype == np.float64 else torch.float32)
-    np.testing.assert_array_equal(attn.to_dense().numpy(), array.astype(np.float64 if dtype == np.float64 else np.float32))
+    np.testing.assert_array_equal(
+        attn.to_dense().numpy(), array.astype(np.float64 if dtype == np.float64 else np.float32)
+    )
 
 
 def test_nothing_is_copied() -> None:
@@ -42,7 +44,9 @@ def test_trap_24_the_tuple_that_output_attentions_gives(kind: type) -> None:
 
 @pytest.mark.parametrize("empty", [(), []])
 def test_trap_01_the_empty_tuple_of_a_fused_model(empty: object) -> None:
-    with pytest.raises(ShapeError, match=r"output_attentions=True.*clearhead.record\(model\).*attn_implementation='eager'"):
+    with pytest.raises(
+        ShapeError, match=r"output_attentions=True.*clearhead.record\(model\).*attn_implementation='eager'"
+    ):
         DenseMap(empty)
 
 

@@ -40,7 +40,9 @@ def simple_rules(T: int, S: int) -> dict[str, MaskRule]:
     }
     if T <= S:
         rules["documents"] = masks.documents(torch.randint(0, 3, (S,), generator=g))
-        rules["documents, per batch"] = masks.documents(torch.randint(0, 3, (B, S), generator=g).sort(-1).values)
+        rules["documents, per batch"] = masks.documents(
+            torch.randint(0, 3, (B, S), generator=g).sort(-1).values
+        )
     return rules
 
 
@@ -155,14 +157,26 @@ def test_trap_10_a_rule_makes_no_copy_per_head() -> None:
     tile = masks.causal().bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H))
     assert tile.shape == (1, 1, 8, 8)
     padding = masks.causal() & masks.padding(keys=torch.ones(B, 8, dtype=torch.bool))
-    assert padding.bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H)).shape == (B, 1, 8, 8)
+    assert padding.bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H)).shape == (
+        B,
+        1,
+        8,
+        8,
+    )
     per_batch = masks.dense(torch.ones(B, 1, 8, 8, dtype=torch.bool))
-    assert per_batch.bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H)).shape == (B, 1, 8, 8)
+    assert per_batch.bind(8, 8).tile(slice(0, 8), slice(0, 8), torch.arange(B), torch.arange(H)).shape == (
+        B,
+        1,
+        8,
+        8,
+    )
 
 
 def test_zeros_and_ones_are_bools() -> None:
     flags = torch.tensor([[0, 1, 1]])
-    assert masks.padding(keys=flags).draw(2, 3) == masks.padding(keys=flags.bool()).draw(2, 3) == "⬚ ■ ■\n⬚ ■ ■"
+    assert (
+        masks.padding(keys=flags).draw(2, 3) == masks.padding(keys=flags.bool()).draw(2, 3) == "⬚ ■ ■\n⬚ ■ ■"
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +189,11 @@ def test_zeros_and_ones_are_bools() -> None:
         (lambda: masks.padding(keys=torch.ones(3)), ShapeError, r"keys.*\(B, tokens\).*shape \(3,\)"),
         (lambda: masks.documents(torch.ones(3)), ShapeError, "integer tensor"),
         (lambda: masks.dense(torch.ones(3, 3)), DTypeError, "A float mask is added to the scores"),
-        (lambda: masks.dense(torch.ones(2, 3, 3, dtype=torch.bool)), ShapeError, r"\(B, 1, T, S\) for one mask"),
+        (
+            lambda: masks.dense(torch.ones(2, 3, 3, dtype=torch.bool)),
+            ShapeError,
+            r"\(B, 1, T, S\) for one mask",
+        ),
         (lambda: masks.dense([[True]]), DTypeError, "got list"),  # type: ignore[arg-type]
         (lambda: masks.causal() & "x", DTypeError, "got str"),  # type: ignore[operator]
     ],
@@ -188,11 +206,20 @@ def test_bad_rules_are_refused(call: object, error: type[Exception], message: st
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (masks.padding(keys=torch.ones(2, 5, dtype=torch.bool)), r"padding\(keys=...\): expected shape \(2, 6\)"),
-        (masks.padding(queries=torch.ones(2, 5, dtype=torch.bool)), r"padding\(queries=...\): expected shape \(2, 4\)"),
+        (
+            masks.padding(keys=torch.ones(2, 5, dtype=torch.bool)),
+            r"padding\(keys=...\): expected shape \(2, 6\)",
+        ),
+        (
+            masks.padding(queries=torch.ones(2, 5, dtype=torch.bool)),
+            r"padding\(queries=...\): expected shape \(2, 4\)",
+        ),
         (masks.documents(torch.zeros(4, dtype=torch.long)), r"expected shape \(6,\) or \(2, 6\)"),
         (masks.first_tokens(torch.tensor([1])), r"one count per batch entry means shape \(2,\)"),
-        (masks.dense(torch.ones(6, 4, dtype=torch.bool)), r"does not broadcast to \(B, H, T, S\) = \(2, 3, 4, 6\)"),
+        (
+            masks.dense(torch.ones(6, 4, dtype=torch.bool)),
+            r"does not broadcast to \(B, H, T, S\) = \(2, 3, 4, 6\)",
+        ),
     ],
 )
 def test_rules_that_do_not_fit_say_so(rule: MaskRule, message: str) -> None:

@@ -52,14 +52,15 @@ def mutant(check: str, owner: Any, name: str, **case: str) -> Callable[[Any], An
     return register
 
 
-# --- scores and masks -------------------------------------------------------------------------------------------------
+# --- scores and masks --------------------------------------------------------------------------------------
 
-between, tile = SoftmaxMap._between, SoftmaxMap.tile
+init, tile = SoftmaxMap.__init__, SoftmaxMap.tile
 
 
-@mutant("tiles", SoftmaxMap, "_between")
-def drop_the_scale(self: Any, dots: Tensor, *rest: Any) -> Tensor:
-    return between(self, dots / self.scale, *rest)
+@mutant("tiles", SoftmaxMap, "__init__")
+def drop_the_scale(self: Any, *args: Any, **named: Any) -> None:
+    init(self, *args, **named)
+    self.scale = 1.0
 
 
 @mutant("masked_weights_are_exactly_0", masks.Band, "allows")
@@ -98,7 +99,9 @@ def combine_with_or(self: Any, *at: Any) -> Tensor:
 
 
 @mutant("tiles", scores.T5Bias, "values", bias="t5")
-def align_the_bias_upper_left(self: Any, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+def align_the_bias_upper_left(
+    self: Any, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int
+) -> Tensor:
     return self.table[scores.t5_buckets(k - q), h]
 
 
@@ -138,7 +141,7 @@ def merge_by_the_largest(self: Any, parts: list[Tensor], rows: slice) -> Tensor:
     return torch.stack(parts).amax(0)
 
 
-# --- primitives and indices -----------------------------------------------------------------------------------------
+# --- primitives and indices --------------------------------------------------------------------------------
 
 
 @mutant("shape_dtype_and_device", SoftmaxMap, "dtype", dtype="bfloat16")
@@ -186,7 +189,7 @@ def positions_of_a_whole_map(self: Any) -> Tensor:
     return torch.arange(T) + S - T
 
 
-# --- operations -----------------------------------------------------------------------------------------------------
+# --- operations --------------------------------------------------------------------------------------------
 
 
 @mutant("product", reductions.Product, "update")
@@ -270,7 +273,7 @@ def to_last_instead_of_first(tile: Any) -> Tensor:
     return tile.weights[..., -1]
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------------------
 
 
 @mutant("nothing_becomes_dense_by_accident", base.AttentionMap, "__array__")

@@ -107,7 +107,10 @@ def test_repr_of_a_bias_shows_sizes_and_not_contents() -> None:
 
 def test_reference_alibi_is_the_rule() -> None:
     slopes = scores.alibi_slopes(4)
-    at = [torch.arange(n).reshape(s) for n, s in ((1, (1, 1, 1, 1)), (4, (1, 4, 1, 1)), (3, (1, 1, 3, 1)), (5, (5,)))]
+    at = [
+        torch.arange(n).reshape(s)
+        for n, s in ((1, (1, 1, 1, 1)), (4, (1, 4, 1, 1)), (3, (1, 1, 3, 1)), (5, (5,)))
+    ]
     assert torch.equal(scores.alibi(4).values(*at, 3, 5)[0], reference.alibi(slopes, 3, 5))
 
 
@@ -116,8 +119,16 @@ def test_reference_alibi_is_the_rule() -> None:
     [
         (lambda: scores.dense_bias(torch.ones(2, 2).bool()), DTypeError, "expected a float tensor"),
         (lambda: scores.dense_bias(torch.ones(2, 3, 3)), ShapeError, r"\(1, H, T, S\) for one per head"),
-        (lambda: scores.alibi(torch.ones(3)).check(1, 2, 4, 4), ShapeError, r"one slope per head, \(2,\), got \(3,\)"),
-        (lambda: scores.t5_bias(torch.ones(32, 3)).check(1, 2, 4, 4), ShapeError, r"\(buckets, 2\), got \(32, 3\)"),
+        (
+            lambda: scores.alibi(torch.ones(3)).check(1, 2, 4, 4),
+            ShapeError,
+            r"one slope per head, \(2,\), got \(3,\)",
+        ),
+        (
+            lambda: scores.t5_bias(torch.ones(32, 3)).check(1, 2, 4, 4),
+            ShapeError,
+            r"\(buckets, 2\), got \(32, 3\)",
+        ),
         (lambda: scores.dense_bias(torch.ones(3, 4)).check(1, 2, 4, 4), ShapeError, "does not broadcast"),
     ],
 )

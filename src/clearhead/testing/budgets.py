@@ -2,10 +2,11 @@
 
     budget = max |plain - exact|  +  eps(dtype) · (√terms + score) · max |exact|
 
-`exact` is the float64 oracle, `plain` the textbook's dense formula in the dtype of the result: a fast path may be as
-wrong as the plain computation is, plus what rounding in another order adds. Rounding errors of n terms do a random
-walk: each is uniform in ±eps/2 (standard deviation eps/√12), so √n · eps is three and a half standard deviations.
-A weight is exp(score - lse), both rounded to eps/2 of their size: `score`, the largest of a visible pair, counts once.
+`exact` is the float64 oracle, `plain` the textbook's dense formula in the dtype of the result: a fast path may be
+as wrong as the plain computation is, plus what rounding in another order adds. Rounding errors of n terms do a
+random walk: each is uniform in ±eps/2 (standard deviation eps/√12), so √n · eps is three and a half standard
+deviations. A weight is exp(score - lse), both rounded to eps/2 of their size: `score`, the largest of a visible
+pair, counts once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 
 def budget(exact: Tensor, plain: Tensor, *, terms: int, score: float = 0.0) -> float:
-    """The largest allowed error of a result of `plain`'s dtype behind whose entries stand sums of `terms` numbers."""
+    """The largest allowed error of a result in `plain`'s dtype whose entries are sums of `terms` numbers."""
     finite = torch.isfinite(exact) & torch.isfinite(plain)
     if not bool(finite.any()):
         return 0.0
@@ -30,8 +31,10 @@ def budget(exact: Tensor, plain: Tensor, *, terms: int, score: float = 0.0) -> f
 def assert_close(
     got: object, exact: Tensor, plain: Tensor, *, terms: int, score: float = 0.0, what: str = "result"
 ) -> None:
-    """Raise AssertionError unless `got` is a tensor of the right shape, dtype and device, finite where `exact` is, and
-    within the budget. `plain` has the dtype that is expected."""
+    """Raise AssertionError unless `got` has the right shape, dtype and device, and lies within the budget.
+
+    It must be finite where `exact` is; `plain` has the dtype that is expected.
+    """
     if not isinstance(got, Tensor):
         raise AssertionError(f"{what}: expected a tensor, got {type(got).__name__}")
     got = got.detach()

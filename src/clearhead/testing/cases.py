@@ -1,7 +1,7 @@
-"""Inputs that break attention code: every mask, every bias, unequal lengths, grouped heads, awkward memory layouts.
+"""Inputs that break attention code: every mask and bias, unequal lengths, grouped heads, awkward layouts.
 
-Each kind has a name, so that a failing test says which it was. Next to each rule stands its dense form, made by the
-textbook (`clearhead.reference`) or by broadcasting, and never by the rule itself.
+Each kind has a name, so that a failing test says which it was. Next to each rule stands its dense form, made by
+the textbook (`clearhead.reference`) or by broadcasting, and never by the rule itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 HEADS = {"2/2": (2, 2), "4/2": (4, 2), "3/1": (3, 1)}  # H / G
 SIZES = {
     f"{T}x{S}": (T, S)
-    for T, S in [(0, 5), (5, 0), (1, 1), (1, 33), (33, 33), (33, 127), (127, 33), (129, 127), (127, 129), (129, 129)]
-    + [(33, 1025), (1025, 33), (1025, 1025)]
+    for T, S in [
+        (0, 5),
+        (5, 0),
+        (1, 1),
+        (1, 33),
+        (33, 33),
+        (33, 127),
+        (127, 33),
+        (129, 127),
+        (127, 129),
+        (129, 129),
+        (33, 1025),
+        (1025, 33),
+        (1025, 1025),
+    ]
 }
 TILES: dict[str, Callable[[int, int], tuple[int, int] | None]] = {
     "default": lambda T, S: None,
@@ -66,15 +80,15 @@ class Case:
         return self._weights(torch.float64, flip=False)
 
     def plain(self) -> Tensor:
-        """The weights by the textbook in the dtype of statistics, keys last to first: how wrong a plain path is."""
+        """The textbook's weights in the dtype of statistics, keys last to first: how wrong a plain path is."""
         return self._weights(torch.promote_types(self.q.dtype, torch.float32), flip=True)
 
     def largest_score(self) -> float:
-        """The largest |score| of a visible pair: rounding a score by eps changes its weight by eps · |score|."""
+        """The largest |score| of a visible pair: rounded by eps, it changes its weight by eps · |score|."""
         bias = None if self.added is None else self.added.masked_fill(self.added == -math.inf, 0)
-        scored = reference.scores(
-            self.q.double(), self.k.double(), scale=self.scale, softcap=self.softcap, bias=bias
-        )[self.seen]
+        scored = reference.scores(self.q.double(), self.k.double(), scale=self.scale, softcap=self.softcap, bias=bias)[
+            self.seen
+        ]
         return float(scored.abs().max()) if scored.numel() else 0.0
 
     def _weights(self, dtype: torch.dtype, *, flip: bool) -> Tensor:
@@ -101,10 +115,10 @@ def build_case(names: dict[str, str], *, seed: int = 0) -> Case:
     mask, seen = MASKS[names["mask"]](B, H, T, S, generator)
     extra = BIASES[names["bias"]](B, H, T, S, dtype, generator)
     seen = seen.expand(B, H, T, S)
-    return Case(_to(q, dtype), _to(k, dtype), mask, seen, tile=TILES[names["tile"]](T, S), names=names, **extra)  # type: ignore[arg-type]
+    return Case(_to(q, dtype), _to(k, dtype), mask, seen, tile=TILES[names["tile"]](T, S), names=names, **extra)
 
 
-# --- memory layouts -----------------------------------------------------------------------------------------------
+# --- memory layouts ----------------------------------------------------------------------------------------
 
 
 def _contiguous(B: int, H: int, G: int, T: int, S: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -144,7 +158,7 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return small.to(dtype).expand(tensor.shape)
 
 
-# --- masks: a rule or a tensor, and (B or 1, H or 1, T, S) bool by the textbook --------------------------------------
+# --- masks: a rule or a tensor, and (B or 1, H or 1, T, S) bool by the textbook ----------------------------
 
 Made = tuple["MaskRule | Tensor | None", Tensor]
 _causal = lru_cache(64)(reference.causal)
@@ -205,7 +219,7 @@ def _symmetric(B: int, H: int, T: int, S: int, g: torch.Generator) -> Made:
 
 def _dense(*which: int) -> Callable[[int, int, int, int, torch.Generator], Made]:
     def make(B: int, H: int, T: int, S: int, g: torch.Generator) -> Made:
-        sizes = tuple(n if keep else 1 for n, keep in zip((B, H), which, strict=False)) + (T, S)
+        sizes = (*tuple(n if keep else 1 for n, keep in zip((B, H), which, strict=False)), T, S)
         mask = torch.rand(sizes, generator=g) > 0.5
         mask[..., : T // 4, :] = False  # rows with nothing to attend to
         return mask, mask
@@ -237,9 +251,9 @@ MASKS: dict[str, Callable[[int, int, int, int, torch.Generator], Made]] = {
 NEEDS_KEYS = {"documents", "documents per batch"}  # where every query is one of the keys
 
 
-# --- what else stands between q·k and the softmax -------------------------------------------------------------------
+# --- what else stands between q·k and the softmax ----------------------------------------------------------
 
-Extra = dict[str, object]
+Extra = dict[str, Any]
 
 
 def _dense_bias(hidden: Callable[[torch.dtype], float]) -> Callable[..., Extra]:
@@ -258,10 +272,10 @@ def _alibi(B: int, H: int, T: int, S: int, dtype: torch.dtype, g: torch.Generato
 
 
 def _t5(B: int, H: int, T: int, S: int, dtype: torch.dtype, g: torch.Generator) -> Extra:
-    """Few enough buckets that the textbook can list them: one a distance, as long as all distances are short."""
+    """T5's bias, its buckets found by comparing with their thresholds, not by a logarithm."""
     table = torch.randn(32, H, generator=g).to(dtype)
     away = torch.arange(S) - (torch.arange(T)[:, None] + S - T)
-    # The published rule, by comparison with its thresholds: 8 exact, then 8 · 16^(i/8) for i = 1 … 7 (per sign).
+    # For each sign 8 exact distances, then buckets that begin at 8 · 16^(i/8), i = 1 … 7.
     far = torch.tensor([8 * 16 ** (i / 8) for i in range(1, 8)], dtype=torch.float64)
     distance = away.abs()
     bucket = torch.where(distance < 8, distance, 8 + (distance[..., None] >= far - 1e-9).sum(-1))

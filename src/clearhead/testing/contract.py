@@ -1,13 +1,14 @@
 """The contract: whatever the class, every operation of a map says what its dense weights say.
 
-A check is a function of a `Subject`, registered under its name; `failures` runs them all and says which failed.
+A check is a function of a `Subject`, registered under its name; `failures` runs them all and says which fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,9 +47,10 @@ class Subject:
         T, S = self.size
         return torch.arange(T) + S - T if self.positions is None else self.positions
 
-    def agree(self, got: object, of: Callable[[Tensor], Tensor], what: str, *, terms: int = 1) -> None:
+    def agree(self, got: object, of: Callable[..., Tensor], what: str, *using: object, terms: int = 1) -> None:
         """`got` is what `of` makes of the oracle, within the budget that `of` of the plain weights sets."""
-        assert_close(got, of(self.exact), of(self.plain), terms=self.terms + terms, score=self.score, what=what)
+        exact, plain = of(self.exact, *using), of(self.plain, *using)
+        assert_close(got, exact, plain, terms=self.terms + terms, score=self.score, what=what)
 
 
 Check = Callable[[Subject], None]
@@ -79,11 +81,12 @@ def verify(subject: Subject) -> None:
         raise AssertionError(f"{subject.attn!r}\n" + "\n".join(f"  {name}: {text}" for name, text in found.items()))
 
 
-# --- weights --------------------------------------------------------------------------------------------------------
+# --- weights -----------------------------------------------------------------------------------------------
 
 
 @check
 def shape_dtype_and_device(subject: Subject) -> None:
+    """Shape as the weights, dtype float32 or wider, and `dense_nbytes` what those would take."""
     attn = subject.attn
     _same(tuple(attn.shape), tuple(subject.exact.shape), "shape")
     _same(attn.dtype, subject.plain.dtype, "dtype")
@@ -93,114 +96,126 @@ def shape_dtype_and_device(subject: Subject) -> None:
 
 @check
 def tiles(subject: Subject) -> None:
+    """Any block, an empty one and the last row and column included."""
     T, S = subject.size
     for rows in (slice(0, T), slice(T // 3, T // 2 + 1), slice(0, 0), slice(max(0, T - 1), T)):
         for cols in (slice(0, S), slice(S // 4, S // 2), slice(max(0, S - 1), S)):
             rows = slice(rows.start, min(rows.stop, T))
-            subject.agree(subject.attn.tile(rows, cols), lambda a, r=rows, c=cols: a[..., r, c], f"tile({rows}, {cols})")  # type: ignore[misc]
+            subject.agree(subject.attn.tile(rows, cols), _at, f"tile({rows}, {cols})", ..., rows, cols)
 
 
 @check
 def to_dense(subject: Subject) -> None:
-    subject.agree(subject.attn.to_dense(), lambda a: a, "to_dense()")
+    """All weights."""
+    subject.agree(subject.attn.to_dense(), _at, "to_dense()", ...)
 
 
 @check
 def masked_weights_are_exactly_0(subject: Subject) -> None:
+    """Not small: 0."""
     _true((subject.attn.to_dense()[subject.exact == 0] == 0).all(), "a masked pair has weight")
 
 
 @check
 def rows_and_columns(subject: Subject) -> None:
+    """Integer indices of queries and keys read weights."""
     attn, (T, S) = subject.attn, subject.size
     if T:
-        subject.agree(attn[..., T // 2, :], lambda a: a[..., T // 2, :], "attn[..., t, :]")
-        subject.agree(attn[..., -1, :], lambda a: a[..., -1, :], "attn[..., -1, :]")
+        subject.agree(attn[..., T // 2, :], _at, "attn[..., t, :]", ..., T // 2, slice(None))
+        subject.agree(attn[..., -1, :], _at, "attn[..., -1, :]", ..., -1, slice(None))
     if S:
-        subject.agree(attn[..., S // 3], lambda a: a[..., S // 3], "attn[..., s]")
-        subject.agree(attn[..., : T // 2, -1], lambda a: a[..., : T // 2, -1], "attn[..., :t, -1]")
+        subject.agree(attn[..., S // 3], _at, "attn[..., s]", ..., S // 3)
+        subject.agree(attn[..., : T // 2, -1], _at, "attn[..., :t, -1]", ..., slice(T // 2), -1)
     if T and S:
-        subject.agree(attn[..., T // 2, S // 2], lambda a: a[..., T // 2, S // 2], "attn[..., t, s]")
+        subject.agree(attn[..., T // 2, S // 2], _at, "attn[..., t, s]", ..., T // 2, S // 2)
 
 
 @check
 def pick(subject: Subject) -> None:
+    """Pairs of any shape that broadcast, negative ones included."""
     T, S = subject.size
     if not (T and S):
         return
     t, s = _indices(T, 12).reshape(3, 4), _indices(S, 4) - S  # negative ones count from the end
-    subject.agree(subject.attn.pick(t, s), lambda a: a[..., t, s], "pick((3, 4), (4,))")
-    subject.agree(subject.attn.pick(-1, 0), lambda a: a[..., -1, 0], "pick(-1, 0)")
+    subject.agree(subject.attn.pick(t, s), _at, "pick((3, 4), (4,))", ..., t, s)
+    subject.agree(subject.attn.pick(-1, 0), _at, "pick(-1, 0)", ..., -1, 0)
 
 
 @check
 def diagonal(subject: Subject) -> None:
+    """Offsets from each query's own position, wherever it stands."""
     for offset in (0, -1, 2):
         at = subject.at + offset
         t = ((at >= 0) & (at < subject.size[1])).nonzero().squeeze(-1)
         s = at[t]
-        subject.agree(subject.attn.diagonal(offset), lambda a, t=t, s=s: a[..., t, s], f"diagonal({offset})")  # type: ignore[misc]
+        subject.agree(subject.attn.diagonal(offset), _at, f"diagonal({offset})", ..., t, s)
 
 
-# --- selections -----------------------------------------------------------------------------------------------------
+# --- selections --------------------------------------------------------------------------------------------
 
 
 @check
 def selection_stays_lazy(subject: Subject) -> None:
+    """Slices and lists of queries give maps."""
     attn, (T, _) = subject.attn, subject.size
     _true(attn[...] is attn, "attn[...] is not the map itself")
     rows = list(range(T))[1::2]
     for index in ((..., slice(1, None), slice(None)), (..., rows, slice(None))):
         part = attn[index]
         _true(isinstance(part, AttentionMap), f"attn[{index}] is {type(part).__name__}, not a map")
-        subject.agree(part.to_dense(), lambda a, i=index: a[i], f"attn[{index}].to_dense()")  # type: ignore[misc]
-        subject.agree(part.entropy(), lambda a, i=index: _entropy(a[i]), f"attn[{index}].entropy()")  # type: ignore[misc]
+        subject.agree(part.to_dense(), _at, f"attn[{index}].to_dense()", *index)
+        subject.agree(part.entropy(), lambda a, *i: _entropy(a[i]), f"attn[{index}].entropy()", *index)
 
 
 @check
 def leading_indices(subject: Subject) -> None:
+    """Integers, slices and lists of batches and heads give maps."""
     for dim, n in enumerate(subject.exact.shape[:-2]):
         for index in (n - 1, list(range(n))[::-1], slice(0, 1)):
             where = (slice(None),) * dim + (index,)
             part = subject.attn[where]
             _true(isinstance(part, AttentionMap), f"attn[{where}] is not a map")
-            subject.agree(part.to_dense(), lambda a, i=where: a[i], f"attn[{where}].to_dense()")  # type: ignore[misc]
+            subject.agree(part.to_dense(), _at, f"attn[{where}].to_dense()", *where)
 
 
 @check
 def positions_follow_selection(subject: Subject) -> None:
+    """A selected query keeps its position."""
     rows = list(range(subject.size[0]))[::-2]
     part = subject.attn[..., rows, :]
     subject.agree(part.distance(), lambda a: _distance(a, subject.at)[..., rows], "attn[..., rows, :].distance()")
 
 
-# --- products ---------------------------------------------------------------------------------------------------
+# --- products ----------------------------------------------------------------------------------------------
 
 
 @check
 def product(subject: Subject) -> None:
+    """A x, for x without and with leading dimensions."""
     S = subject.size[1]
     for lead in _leads(subject):
         x = _numbers(*lead, S, 3).to(subject.plain.dtype)
-        subject.agree(subject.attn @ x, lambda a, x=x: a @ x.to(a.dtype), f"attn @ {tuple(x.shape)}", terms=S)  # type: ignore[misc]
+        subject.agree(subject.attn @ x, _times, f"attn @ {tuple(x.shape)}", x, terms=S)
 
 
 @check
 def product_of_grouped_heads(subject: Subject) -> None:
+    """Query head h reads head h // (H/G) of x: interleaved, not tiled."""
     if len(subject.exact.shape) != 4 or subject.exact.shape[1] % 2:
         return
     B, H, _, S = subject.exact.shape
     x = _numbers(B, H // 2, S, 3).to(subject.plain.dtype)
-    subject.agree(subject.attn @ x, lambda a: a @ x.to(a.dtype).repeat_interleave(2, 1), "attn @ grouped x", terms=S)
+    subject.agree(subject.attn @ x, _times, "attn @ grouped x", x.repeat_interleave(2, 1), terms=S)
 
 
 @check
 def transposed_product(subject: Subject) -> None:
+    """Aᵀ y."""
     T = subject.size[0]
     for lead in _leads(subject):
         y = _numbers(*lead, T, 2).to(subject.plain.dtype)
         got = subject.attn.mT @ y
-        subject.agree(got, lambda a, y=y: a.mT @ y.to(a.dtype), f"attn.mT @ {tuple(y.shape)}", terms=T)  # type: ignore[misc]
+        subject.agree(got, _transposed_times, f"attn.mT @ {tuple(y.shape)}", y, terms=T)
 
 
 @check
@@ -215,11 +230,15 @@ def adjoint(subject: Subject) -> None:
         return (a.double() @ v.abs().double() * w.abs().double()).sum((-1, -2))
 
     allowed = torch.finfo(subject.plain.dtype).eps * sum(subject.size) ** 0.5 * size(subject.plain)
-    _true(((left - right).abs() <= allowed).all(), f"(A v)·w and v·(Aᵀ w) differ by {(left - right).abs().amax():.3g}")
+    _true(
+        ((left - right).abs() <= allowed).all(),
+        f"(A v)·w and v·(Aᵀ w) differ by {(left - right).abs().amax():.3g}",
+    )
 
 
 @check
 def nan_reaches_only_who_gives_it_weight(subject: Subject) -> None:
+    """0 · NaN is 0 here."""
     T, S = subject.size
     if not (T and S):
         return
@@ -227,77 +246,103 @@ def nan_reaches_only_who_gives_it_weight(subject: Subject) -> None:
     x[S // 2], y[T // 2] = torch.nan, torch.nan
     got = subject.attn.to_dense()
     _same((subject.attn @ x)[..., 0].isnan().tolist(), (got[..., S // 2] > 0).tolist(), "rows that are NaN")
-    _same((subject.attn.mT @ y)[..., 0].isnan().tolist(), (got[..., T // 2, :] > 0).tolist(), "columns that are NaN")
+    _same(
+        (subject.attn.mT @ y)[..., 0].isnan().tolist(),
+        (got[..., T // 2, :] > 0).tolist(),
+        "columns that are NaN",
+    )
 
 
-# --- statistics -------------------------------------------------------------------------------------------------
+# --- statistics --------------------------------------------------------------------------------------------
 
 
 @check
 def rows_sum_to_at_most_1(subject: Subject) -> None:
+    """1, or 0 for an empty row, or less with learned sinks."""
     ones = torch.ones(subject.size[1], 1, dtype=subject.plain.dtype)
     subject.agree((subject.attn @ ones)[..., 0], lambda a: a.sum(-1), "row sums", terms=subject.size[1])
 
 
 @check
 def entropy(subject: Subject) -> None:
+    """-Σ A ln A, nats."""
     subject.agree(subject.attn.entropy(), _entropy, "entropy()", terms=subject.size[1])
 
 
 @check
 def distance(subject: Subject) -> None:
+    """Σ A |position(t) - s|, tokens."""
     got = subject.attn.distance()
     subject.agree(got, lambda a: _distance(a, subject.at), "distance()", terms=subject.size[1])
 
 
 @check
 def received(subject: Subject) -> None:
+    """Column sums."""
     subject.agree(subject.attn.received(), _received, "received()", terms=subject.size[0])
 
 
 @check
 def mass(subject: Subject) -> None:
+    """Sets of keys: by index, by bool, none, and named twice."""
     S = subject.size[1]
     flags = torch.arange(S) % 3 == 1
     many = list(range(S))[::2] * 2  # named twice, counted once
-    for keys, at in ((flags, flags), (many, torch.tensor(many, dtype=torch.long).unique()), ([], slice(0, 0))):
-        got = subject.attn.mass(keys)  # type: ignore[arg-type]
-        subject.agree(got, lambda a, at=at: a[..., at].sum(-1), "mass(keys)", terms=S)  # type: ignore[misc]
+    for keys, at in (
+        (flags, flags),
+        (many, torch.unique(torch.tensor(many, dtype=torch.long))),
+        ([], slice(0, 0)),
+    ):
+        got = subject.attn.mass(keys)
+        subject.agree(got, _mass, "mass(keys)", at, terms=S)
     if S:
-        subject.agree(subject.attn.mass(0), lambda a: a[..., 0], "mass(0)")
-        subject.agree(subject.attn.mass([S - 1, 0]), lambda a: a[..., list({0, S - 1})].sum(-1), "mass([-1, 0])", terms=2)
+        subject.agree(subject.attn.mass(0), _at, "mass(0)", ..., 0)
+        subject.agree(
+            subject.attn.mass([S - 1, 0]),
+            _mass,
+            "mass([-1, 0])",
+            list({0, S - 1}),
+            terms=2,
+        )
 
 
 @check
 def topk(subject: Subject) -> None:
+    """Largest first, every key once."""
     S = subject.size[1]
     for k in sorted({min(S, 1), min(S, 4), S if S < 50 else 1}):
         if k:
             values, indices = subject.attn.topk(k)
-            subject.agree(values, lambda a, k=k: a.topk(k).values, f"topk({k}).values")  # type: ignore[misc]
+            subject.agree(values, _largest, f"topk({k}).values", k)
             at = values > 0
             found = subject.attn.to_dense().gather(-1, indices)
-            subject.agree(torch.where(at, found, 0.0), lambda a, k=k: a.topk(k).values, f"weights at topk({k}).indices")  # type: ignore[misc]
+            subject.agree(torch.where(at, found, 0.0), _largest, f"weights at topk({k}).indices", k)
             taken = indices.masked_fill(~at, -1).sort(-1).values.diff(dim=-1)
-            _true(((taken != 0) | (~at).sort(-1, descending=True).values[..., 1:]).all(), "topk names a key twice")
+            _true(
+                ((taken != 0) | (~at).sort(-1, descending=True).values[..., 1:]).all(),
+                "topk names a key twice",
+            )
 
 
 @check
 def pool_max(subject: Subject) -> None:
+    """Maxima over the bins ⌊t·R/T⌋, ⌊s·C/S⌋."""
     for size in _pictures(subject):
-        subject.agree(subject.attn.pool_max(size), lambda a, n=size: _pool(a, n, maximum=True), f"pool_max({size})")  # type: ignore[misc]
+        subject.agree(subject.attn.pool_max(size), _pool, f"pool_max({size})", size, True)
 
 
 @check
 def pool_sum(subject: Subject) -> None:
+    """Sums over the same bins."""
     for size in _pictures(subject):
         got = subject.attn.pool_sum(size)
         terms = sum(subject.size)
-        subject.agree(got, lambda a, n=size: _pool(a, n, maximum=False), f"pool_sum({size})", terms=terms)  # type: ignore[misc]
+        subject.agree(got, _pool, f"pool_sum({size})", size, False, terms=terms)
 
 
 @check
 def statistics(subject: Subject) -> None:
+    """One pass says what the single methods say."""
     (T, S), at = subject.size, subject.at
     got = subject.attn.statistics()
     here = (at >= 0) & (at < S)
@@ -317,6 +362,7 @@ def statistics(subject: Subject) -> None:
 
 @check
 def empty_rows_are_0(subject: Subject) -> None:
+    """Every statistic of a query that may attend to nothing is 0."""
     empty = subject.exact.sum(-1) == 0
     found = subject.attn.statistics()
     for name in ("entropy", "distance", "to_first", "to_self", "peak"):
@@ -331,21 +377,23 @@ def tile_size_changes_nothing(subject: Subject) -> None:
         fresh = subject.make()
         subject.agree(fresh.entropy(), _entropy, "entropy() in other tiles", terms=S)
         subject.agree(fresh.received(), _received, "received() in other tiles", terms=T)
-        subject.agree(fresh.to_dense(), lambda a: a, "to_dense() in other tiles")
+        subject.agree(fresh.to_dense(), _at, "to_dense() in other tiles", ...)
 
 
-# --- what a map refuses ---------------------------------------------------------------------------------------------
+# --- what a map refuses ------------------------------------------------------------------------------------
 
 
 @check
 def nothing_becomes_dense_by_accident(subject: Subject) -> None:
+    """NumPy, iteration, truth and length are refused and name `to_dense()`."""
     attn = subject.attn
     for name, use in (("np.asarray", np.asarray), ("iter", iter), ("bool", bool), ("len", len)):
-        _raises(TypeError, "to_dense()", lambda use=use: use(attn), name)  # type: ignore[misc]
+        _raises(TypeError, "to_dense()", partial(use, attn), name)
 
 
 @check
 def bad_indices_are_refused(subject: Subject) -> None:
+    """Each with a message that says what to do."""
     attn, (T, S) = subject.attn, subject.size
     _raises(IndexError, r"attn.tile", lambda: attn[..., 0:1], "a slice of keys")
     _raises(IndexError, r"out of range", lambda: attn[..., T, :], "a query too many")
@@ -360,6 +408,7 @@ def bad_indices_are_refused(subject: Subject) -> None:
 
 @check
 def repr_computes_nothing(subject: Subject) -> None:
+    """Sizes come from shapes alone."""
     fresh = subject.make()
     with Allocations() as allocations:
         text = repr(fresh)
@@ -368,7 +417,27 @@ def repr_computes_nothing(subject: Subject) -> None:
         _true(part in text, f"repr does not say {part!r}: {text}")
 
 
-# --- oracles, in any float dtype --------------------------------------------------------------------------------------
+# --- oracles, in any float dtype ---------------------------------------------------------------------------
+
+
+def _at(a: Tensor, *index: Any) -> Tensor:
+    return a[index]
+
+
+def _times(a: Tensor, x: Tensor) -> Tensor:
+    return a @ x.to(a.dtype)
+
+
+def _transposed_times(a: Tensor, y: Tensor) -> Tensor:
+    return a.mT @ y.to(a.dtype)
+
+
+def _mass(a: Tensor, keys: Any) -> Tensor:
+    return a[..., keys].sum(-1)
+
+
+def _largest(a: Tensor, k: int) -> Tensor:
+    return a.topk(k).values
 
 
 def _entropy(a: Tensor) -> Tensor:
@@ -383,13 +452,11 @@ def _received(a: Tensor) -> Tensor:
     return a.sum(-2)
 
 
-def _pool(a: Tensor, size: tuple[int, int], *, maximum: bool) -> Tensor:
+def _pool(a: Tensor, size: tuple[int, int], maximum: bool) -> Tensor:
     """Bin by bin: ⌊t·R/T⌋ = i, ⌊s·C/S⌋ = j."""
     for dim, bins in zip((-2, -1), size, strict=True):
         n = a.shape[dim]
-        parts = [
-            a.index_select(dim, (torch.arange(n) * bins // n == i).nonzero().squeeze(-1)) for i in range(bins)
-        ]
+        parts = [a.index_select(dim, (torch.arange(n) * bins // n == i).nonzero().squeeze(-1)) for i in range(bins)]
         a = torch.stack([p.amax(dim) if maximum else p.sum(dim) for p in parts], dim)
     return a
 
@@ -399,7 +466,7 @@ def _pad(a: Tensor) -> Tensor:
     return torch.nn.functional.pad(a, (0, 1))
 
 
-# --- helpers --------------------------------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------------------
 
 
 def _numbers(*size: int) -> Tensor:

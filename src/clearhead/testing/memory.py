@@ -5,18 +5,18 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory that operations inside the block allocate (not what happens inside one fused kernel).
 
-    Attributes: `calls`, the number of operations that gave a tensor; `largest`, the largest single tensor in bytes; `peak`, the most bytes
-    that were alive at once, without those alive before the block.
+    Attributes: `calls`, the number of operations that gave a tensor; `largest`, the largest single tensor in
+    bytes; `peak`, the most bytes that were alive at once, without those alive before the block.
 
+    >>> import torch
     >>> with Allocations() as allocations:
     ...     y = torch.ones(1000) + 1
     >>> allocations.calls, allocations.largest, allocations.peak
@@ -24,7 +24,7 @@ class Allocations(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls = self.largest = self.peak = self._live = 0
         self._seen: set[int] = set()
 

@@ -11,8 +11,8 @@ Pair = tuple[tuple[str, int], tuple[str, int]]
 def pairwise(factors: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
     """Cases in which every two values of different factors meet; greedy and deterministic.
 
-    Most faults need one value or two that meet (Kuhn, Wallace, Gallo 2004), so this finds nearly what the full product
-    finds. Cost: O(pairs · values) per case; as many cases as the two longest factors have pairs, and some.
+    Most faults need one value, or two that meet (Kuhn, Wallace, Gallo 2004), so this finds nearly what the full
+    product finds. As many cases as the two longest factors have pairs, and some.
 
     >>> cases = pairwise({"a": "12", "b": "xyz", "c": "pq"})
     >>> len(cases), cases[0]

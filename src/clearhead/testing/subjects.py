@@ -44,7 +44,14 @@ def _made(case: Case, make: Callable[[], AttentionMap], of: Callable[[Tensor], T
     T, S = case.shape[-2:]
     row = of((torch.arange(T) + S - T).expand(*case.shape[:2], T)[..., None].double())
     positions = row.reshape(-1, row.shape[-2])[0].round().long() if row.numel() else torch.arange(row.shape[-2]) + S - T
-    return Subject(make, of(case.exact()), of(case.plain()), positions=positions, terms=case.terms, score=case.largest_score())
+    return Subject(
+        make,
+        of(case.exact()),
+        of(case.plain()),
+        positions=positions,
+        terms=case.terms,
+        score=case.largest_score(),
+    )
 
 
 @subject("SoftmaxMap")
@@ -107,7 +114,9 @@ def _average(case: Case) -> Subject:
 def _selection(case: Case) -> Subject:
     rows = torch.tensor([t for t in range(case.shape[-2]) if t % 5 != 2], dtype=torch.long)
     return _made(
-        case, lambda: Selection(softmax_map(case), (1, torch.tensor([1, 0])), rows), lambda a: a[1, [1, 0]][..., rows, :]
+        case,
+        lambda: Selection(softmax_map(case), (1, torch.tensor([1, 0])), rows),
+        lambda a: a[1, [1, 0]][..., rows, :],
     )
 
 
@@ -145,18 +154,15 @@ def _given(case: Case, weights: Tensor, make: Callable[[], AttentionMap]) -> Sub
 
 def _first_head(case: Case) -> Case:
     """The same with one head; a mask or bias that differs between heads becomes the first head's, dense."""
-    one = {"q": case.q[:, :1], "k": case.k[:, :1], "seen": case.seen[:, :1], "mask": case.seen[:, :1]}
-    if case.added is not None:
-        one["added"], one["bias"] = case.added[:, :1], case.added[:, :1]
-    if case.sinks is not None:
-        one["sinks"] = case.sinks[:1]
-    return replace(case, **one)
+    seen, added = case.seen[:, :1], None if case.added is None else case.added[:, :1]
+    sinks = None if case.sinks is None else case.sinks[:1]
+    q, k = case.q[:, :1], case.k[:, :1]
+    return replace(case, q=q, k=k, mask=seen, seen=seen, bias=added, added=added, sinks=sinks)
 
 
 def _of_rank(case: Case, rank: int) -> SoftmaxMap:
-    """q (T, D) or (B, T, D); the mask and the bias stay rank 2 or 4."""
-    q, k, mask, bias = case.q[:, 0], case.k[:, 0], case.mask, case.bias
+    """q (T, D) or (B, T, D) of a case with one head; the mask and the bias are (T, S) or (B, 1, T, S)."""
+    q, k, mask, bias = case.q[:, 0], case.k[:, 0], case.seen, case.added
     if rank == 2:
-        q, k, mask, bias = (t[0] if isinstance(t, Tensor) else t for t in (q, k, mask, bias))
-        mask, bias = (t[0] if isinstance(t, Tensor) else t for t in (mask, bias))
+        q, k, mask, bias = q[0], k[0], mask[0, 0], None if bias is None else bias[0, 0]
     return SoftmaxMap(q, k, mask=mask, bias=bias, scale=case.scale, softcap=case.softcap, sinks=case.sinks)
