@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,13 +31,14 @@ def scaled_dot_product_attention(
     takes. `attn_mask` may also be a rule of `clearhead.masks`: it never becomes a T×S tensor, since the fused kernel is
     run per block of queries over the keys that the block may see.
 
-    Differences from PyTorch, each an error and not a guess: `is_causal=True` with T ≠ S (PyTorch is silently upper-left);
-    a (B, T, S) mask beside 4-D queries. The reported weights are those before dropout. `is_causal` together with a
-    mask is AND.
+    Differences from PyTorch, each an error and not a guess: `is_causal=True` with T ≠ S (PyTorch is silently
+    upper-left); a (B, T, S) mask beside 4-D queries. The reported weights are those before dropout.
+    `is_causal` together with a mask is AND.
 
     Raises: ShapeError, DTypeError. Cost: one fused attention; the map holds references to q, k, v.
     Source: Vaswani et al. 2017, equation 1.
 
+    >>> import torch
     >>> x = torch.eye(3)[None]
     >>> out, attn = scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> attn[0, 0]

@@ -39,6 +39,9 @@ class Bias:
         """The same bias with 0 for every finite value: what it hides, and nothing else. None where it hides nothing."""
         return None
 
+    def __add__(self, other: Bias) -> Bias:
+        return Sum(self, as_bias(other))
+
 
 @dataclass(frozen=True, eq=False)
 class DenseBias(Bias):
@@ -68,10 +71,36 @@ class DenseBias(Bias):
 
 
 @dataclass(frozen=True)
+class Sum(Bias):
+    """Two biases added, neither copied."""
+
+    left: Bias
+    right: Bias
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return self.left.values(b, h, q, k, T, S) + self.right.values(b, h, q, k, T, S)
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        self.left.check(B, H, T, S)
+        self.right.check(B, H, T, S)
+
+    @property
+    def per_head(self) -> bool:
+        return self.left.per_head or self.right.per_head
+
+    def hidden(self) -> Bias | None:
+        left, right = self.left.hidden(), self.right.hidden()
+        return left + right if left is not None and right is not None else left or right
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} + {self.right!r}"
+
+
+@dataclass(frozen=True)
 class Hidden(Bias):
     """0 where the bias is finite, -inf where it hides the pair."""
 
-    bias: DenseBias
+    bias: Bias
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         values = self.bias.values(b, h, q, k, T, S)

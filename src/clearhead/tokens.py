@@ -20,7 +20,8 @@ def encode(tokenizer: Any, text: str) -> tuple[dict[str, Tensor], list[str]]:
     Raises ModelError for a text without tokens, or an object that is not a Hugging Face tokenizer.
     """
     if not callable(tokenizer):
-        raise ModelError(f"look(model, tokenizer, text): expected a Hugging Face tokenizer, got {type(tokenizer).__name__}.")
+        kind = type(tokenizer).__name__
+        raise ModelError(f"look(model, tokenizer, text): expected a Hugging Face tokenizer, got {kind}.")
     if not isinstance(text, str):
         raise ModelError(f"look(model, tokenizer, text): expected the text as a str, got {type(text).__name__}.")
     if not text.strip():
@@ -40,7 +41,7 @@ def encode(tokenizer: Any, text: str) -> tuple[dict[str, Tensor], list[str]]:
 def pieces(text: str, offsets: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
     """The text cut at the tokens: white space goes to the token after it, what is left over to the last one.
 
-    A special token, which stands for no text, is its name; a token that continues a character is "\N{REPLACEMENT CHARACTER}".
+    A special token, which stands for no text, is its name; a token that continues a character is U+FFFD.
 
     >>> pieces("Hi  you", [(0, 0), (0, 2), (4, 7)], ["[CLS]", "hi", "you"])
     ['[CLS]', 'Hi', '  you']
@@ -51,7 +52,7 @@ def pieces(text: str, offsets: Sequence[Sequence[int]], names: Sequence[str]) ->
             found.append(text[end:stop])
             end, last = stop, len(found) - 1
         else:
-            found.append(name if start == stop == 0 or stop == start else CONTINUED)
+            found.append(name if start == stop else CONTINUED)
     if last is not None:
         found[last] += text[end:]
     return found

@@ -85,7 +85,7 @@ def induction(ids: Tensor) -> MaskRule:
 
 def _ids(ids: Tensor) -> Tensor:
     if not isinstance(ids, Tensor) or ids.ndim != 1 or ids.is_floating_point():
-        raise ShapeError(f"a relation takes the token ids of one sequence, an integer tensor (S,), got {describe(ids)}.")
+        raise ShapeError(f"a relation takes the token ids of a sequence, an integer tensor (S,), got {describe(ids)}.")
     return ids
 
 

@@ -6,7 +6,6 @@ Scores describe; whether a head matters to the model is another question (knock 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -91,8 +90,8 @@ class HeadTable(Sequence[Head]):
 
 
 def role_of(scores: Mapping[str, float | None]) -> str:
-    """The largest of previous, induction, duplicate, self, local if it is ≥ .25; else sink if ≥ .7; broad if the entropy
-    is ≥ .6 of its maximum; sink if ≥ .5; other.
+    """The largest of previous, induction, duplicate, self, local if it is ≥ .25; else sink if ≥ .7; broad if the
+    entropy is ≥ .6 of its maximum; sink if ≥ .5; other.
 
     >>> role_of({"previous": 0.4, "sink": 0.5}), role_of({"sink": 0.8}), role_of({"sink": 0.2})
     ('previous', 'sink', 'other')
@@ -146,7 +145,7 @@ class _Pass:
 
     @property
     def chooses(self) -> Tensor:
-        """(H, T), of a uniform head: the queries that may see at least three keys; with fewer there is little choice."""
+        """(H, T), of a uniform head: the queries that may see three keys or more; with fewer there is little choice."""
         return (self.peak.result > 0) & (self.peak.result < 0.4)
 
     def mass(self, name: str, sinks: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """PyTorch's fused attention, run under a mask rule without a T×S mask.
 
-The kernel is called once per block of queries over the runs of keys that the block may see; only blocks that the rule
-leaves partly visible get a small mask. A window of 1,024 keys at 16,384 tokens thus costs 1,024 keys a query and no mask
-of 268 million entries.
+The kernel is called once per block of queries over the runs of keys that the block may see; only blocks that the
+rule leaves partly visible get a small mask. A window of 1,024 keys at 16,384 tokens thus costs 1,024 keys a query and
+no mask of 268 million entries.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class AttentionMap(ABC):
 
     def _read(self, t: Any, s: int | slice) -> Any:
         """Weights where an integer query or key was given, the map itself otherwise."""
-        T, S = self.shape[-2:]
+        S = self.shape[-1]
         if isinstance(s, int):
             column = self._columns(torch.tensor([position(s, S, "key")], device=self.device))[..., 0]
             return column[..., 0] if isinstance(t, int) else column
@@ -265,7 +265,7 @@ class AttentionMap(ABC):
 
         Cost: O(T·keys·D) for few keys, one pass otherwise. A key named twice counts once.
         """
-        at = index_tensor(keys, self.shape[-1], "mass: key", self.device).reshape(-1).unique()
+        at = torch.unique(index_tensor(keys, self.shape[-1], "mass: key", self.device))
         if at.numel() <= FEW_KEYS:
             return self._columns(at).sum(-1)
         chosen = self._like().new_zeros(self.shape[-1], 1)
@@ -289,7 +289,7 @@ class AttentionMap(ABC):
         return self._pool(size, maximum=True)
 
     def pool_sum(self, size: tuple[int, int]) -> Tensor:
-        """A picture (…, R, C) of the weights' sums: the bins of `pool_max`; all pixels add up to the rows that attend."""
+        """A picture (…, R, C) of sums, in the bins of `pool_max`; all pixels add up to the rows that attend."""
         return self._pool(size, maximum=False)
 
     @torch.no_grad()
@@ -375,7 +375,7 @@ class Transposed:
     def __matmul__(self, y: Tensor) -> Tensor:
         """Aᵀ @ y for y (…, T, Dy); returns (…, S, Dy), summed over queries in float64. Differentiable."""
         if isinstance(y, Tensor) and y.ndim > 2 and len(self.shape) > 2 and y.shape[-3] not in (1, self.shape[-3]):
-            raise ShapeError(f"attn.mT @ y with {describe(y)}: queries have {self.shape[-3]} heads, y must have as many.")
+            raise ShapeError(f"attn.mT @ y with {describe(y)}: there are {self.shape[-3]} query heads, y must have so.")
         y = self.mT._operand(y, self.mT.shape[-2], "attn.mT @ y", "T")
         return self.mT._product(y, transposed=True)
 
@@ -465,7 +465,7 @@ def _runs(rows: Tensor) -> list[slice]:
 def _plain(index: Any) -> Any:
     """NumPy's integers and 0-d integer tensors as the ints they stand for; everything else as it is."""
     if isinstance(index, (np.integer, Tensor, np.ndarray)) and index.ndim == 0:
-        return operator.index(index)  # type: ignore[arg-type]
+        return operator.index(index)
     return index
 
 

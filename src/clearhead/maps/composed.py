@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ShapeError
-from clearhead.masks import Coverage
 from clearhead.maps.base import AttentionMap
+from clearhead.masks import Coverage
 
 __all__ = ["HeadAverage", "average_heads"]
 

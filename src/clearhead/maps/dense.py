@@ -67,9 +67,10 @@ def _as_weights(weights: Any) -> Tensor:
     if not isinstance(weights, Tensor):
         array = np.asarray(weights)
         weights = torch.as_tensor(array if array.flags.writeable else array.copy())
-    if not weights.is_floating_point():
-        raise DTypeError(f"DenseMap({describe(weights)}): expected floating-point weights.")
-    return weights
+    tensor: Tensor = weights
+    if not tensor.is_floating_point():
+        raise DTypeError(f"DenseMap({describe(tensor)}): expected floating-point weights.")
+    return tensor
 
 
 def _check_layers(layers: list[Tensor], *, stacked: bool) -> None:

@@ -21,7 +21,8 @@ def figure(attn: AttentionMap) -> Any:
     while len(heads.shape) > 3:
         heads = heads[0]
     T, S = heads.shape[-2:]
-    pictures = heads.pool_max((min(T, PIXELS), min(S, PIXELS))).detach().sqrt().cpu().reshape(-1, min(T, PIXELS), min(S, PIXELS))
+    size = (min(T, PIXELS), min(S, PIXELS))
+    pictures = heads.pool_max(size).detach().sqrt().cpu().reshape(-1, *size)
     across = min(len(pictures), 6)
     down = ceil(len(pictures) / across)
     canvas = Figure(figsize=(2.2 * across, 2.2 * down), layout="constrained")

@@ -172,7 +172,8 @@ def peak(tile: Tile) -> Tensor:
 
 def to_first(tile: Tile) -> Tensor:
     """A[t, 0]."""
-    return tile.weights[..., 0] * (tile.cols.start == 0)
+    first: Tensor = tile.weights[..., 0]
+    return first if tile.cols.start == 0 else torch.zeros_like(first)
 
 
 def to_self(positions: Tensor) -> Measure:

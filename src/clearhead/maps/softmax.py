@@ -29,7 +29,7 @@ class SoftmaxMap(AttentionMap):
         q: (B, H, T, D), or (B, T, D), or (T, D); kept by reference.
         k: (B, G, S, D), G dividing H: query head h reads key head h // (H/G).
         v: (B, G, S, Dv), kept only for those who show or multiply them; the weights do not depend on it.
-        mask: a rule of `clearhead.masks`, or a bool tensor (T, S) or (B, H, T, S), True = may attend. None: all visible.
+        mask: a rule of `clearhead.masks`, or a bool tensor (T, S) or (B, H, T, S), True = may attend. None: all seen.
         scale: what q·k is multiplied by; 1/√D by default.
         bias: added to the scores: a rule of `clearhead.scores` or a float tensor (T, S) or (B, H, T, S).
         softcap: c in c·tanh(score/c), before bias and mask.
@@ -190,16 +190,22 @@ class SoftmaxMap(AttentionMap):
         return self._lse_of(slice(0, T)).reshape(*self._lead, T)
 
     def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
+        self._check_unchanged()
         t, s = self._pairs(t, s)
-        rows, cols = t.reshape(-1), s.reshape(-1)
-        heads, groups = self._q.shape[1], self._k.shape[1]
-        q = (self._q[:, :, rows].to(self.dtype) * self.scale).unflatten(1, (groups, heads // groups))  # (B, G, H/G, N, D)
-        k = self._k[:, :, cols].to(self.dtype)[:, :, None]
-        dots = (q * k).sum(-1).flatten(1, 2)[:, :, :, None]  # (B, H, N, 1): each pair is a block of its own
-        at_t, at_s = self._t[rows][None, None, :, None], cols[None, None, :, None]
+        B, H, T, D = self._q.shape
+        lse, at_once = self._lse_of(slice(0, T)), max(1, tiles.TILE_ELEMENTS // max(1, B * H * D))
+        pairs = zip(torch.split(t.reshape(-1), at_once), torch.split(s.reshape(-1), at_once), strict=True)
+        return torch.cat([self._pick(*some, lse) for some in pairs], -1).reshape((*self._lead, *t.shape))
+
+    def _pick(self, t: Tensor, s: Tensor, lse: Tensor) -> Tensor:
+        """The weights at pairs (N,), (B, H, N): one dot product each."""
+        (B, H, _, D), G = self._q.shape, self._k.shape[1]
+        q = (self._q[:, :, t].to(self.dtype) * self.scale).reshape(B, G, H // G, t.numel(), D)
+        dots = (q * self._k[:, :, s].to(self.dtype)[:, :, None]).sum(-1)
+        dots = dots.reshape(B, H, t.numel(), 1)  # each pair is a block of its own
+        at_t, at_s = self._t[t][None, None, :, None], s[None, None, :, None]
         scores = self._hidden(self._biased(dots, at_t, at_s), at_t, at_s)
-        lse = self._lse_of(slice(0, self._q.shape[2]))[:, :, rows]
-        return _exp(scores, lse)[..., 0].reshape((*self._lead, *t.shape))
+        return _exp(scores, lse[:, :, t])[..., 0]
 
     def _columns(self, keys: Tensor) -> Tensor:
         weights = _exp(self._scores(slice(0, self._q.shape[2]), keys), self._lse_of(slice(0, self._q.shape[2])))
@@ -218,7 +224,6 @@ class SoftmaxMap(AttentionMap):
 
     def _scores(self, rows: slice, cols: slice | Tensor) -> Tensor:
         """Scores of a block, (B, H, t, s), masked pairs -inf. The keys are a range, or any."""
-        self._check_unchanged()
         q, k = self._q[:, :, rows].to(self.dtype) * self.scale, self._k[:, :, cols].to(self.dtype)
         t = self._t[rows][None, None, :, None]
         s = torch.arange(cols.start, cols.stop, device=q.device) if isinstance(cols, slice) else cols
@@ -232,6 +237,7 @@ class SoftmaxMap(AttentionMap):
 
     def _biased(self, scaled: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """Soft-cap and bias: what stands between scale·q·k and the mask."""
+        self._check_unchanged()
         scores = softcap(scaled, self.softcap)
         if self.bias is None:
             return scores

@@ -8,6 +8,7 @@ tensor.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -21,27 +22,7 @@ from clearhead.maps import SoftmaxMap
 from clearhead.masks import MaskRule, as_rule
 from clearhead.scores import Bias, dense_bias
 
-__all__ = ["Call", "Summed", "as_heads", "as_heads_mask"]
-
-
-@dataclass(frozen=True, eq=False)
-class Summed(Bias):
-    """Two biases added: a position bias and an additive mask, neither copied."""
-
-    left: Bias
-    right: Bias
-
-    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        """The sum of both."""
-        return self.left.values(b, h, q, k, T, S) + self.right.values(b, h, q, k, T, S)
-
-    def check(self, B: int, H: int, T: int, S: int) -> None:
-        """Both must fit."""
-        self.left.check(B, H, T, S)
-        self.right.check(B, H, T, S)
-
-    def __repr__(self) -> str:
-        return f"{self.left!r} + {self.right!r}"
+__all__ = ["Call", "as_heads", "as_heads_mask"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +67,7 @@ class Call:
 
     def bias(self) -> Bias | None:
         """All biases as one."""
-        return reduce(Summed, (dense_bias(bias) for bias in self.biases)) if self.biases else None
+        return reduce(operator.add, (dense_bias(bias) for bias in self.biases)) if self.biases else None
 
     def to_map(self, padding: MaskRule | None = None) -> SoftmaxMap:
         """The lazy map of this call; nothing is computed."""
