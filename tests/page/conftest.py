@@ -193,9 +193,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         text = what if isinstance(what, str) else render(what.build())
         file.write_text(text, encoding="utf-8", newline="")
         viewport = {"width": size[0], "height": size[1]}
-        context = browser.new_context(
-            viewport=viewport, color_scheme="dark" if dark else "light", offline=True
-        )
+        context = browser.new_context(viewport=viewport, color_scheme="dark" if dark else "light", offline=True)
         contexts.append(context)
         one = Opened(context.new_page(), [], [])
         opened.append(one)

@@ -256,9 +256,7 @@ def test_tokens_are_text_never_markup(show: Show):
     assert page.locator("#text .t").count() == len(MARKUP)
     assert page.locator("main img, main s, main script").count() == 0
     for i in (0, 1, 2, 3, 4, 5, 11, 15):
-        label = page.locator(f"#t{i}").evaluate(
-            "(t) => [...t.childNodes].find((c) => c.nodeType === 3).textContent"
-        )
+        label = page.locator(f"#t{i}").evaluate("(t) => [...t.childNodes].find((c) => c.nodeType === 3).textContent")
         assert label == MARKUP[i].strip()
     assert page.title() == "clearhead: a <b>model</b>"
     page.keyboard.press("m")
@@ -389,9 +387,7 @@ def test_inside_a_frame_of_a_notebook(short: Made, browser):
 
 def test_the_modules_also_work_as_modules(short: Made, browser, tmp_path: Path):
     """Served as they are: every import must name what it uses, which the joined script would not tell."""
-    (tmp_path / "index.html").write_text(
-        static("index.html").replace(DATA, "".join(short.build().elements)), "utf-8"
-    )
+    (tmp_path / "index.html").write_text(static("index.html").replace(DATA, "".join(short.build().elements)), "utf-8")
     source = Path(clearhead.page.__file__).parent / "static"
     for file in source.iterdir():
         if file.suffix in (".js", ".css"):

@@ -292,9 +292,7 @@ def _fit_level(layers: Sequence[LayerData], n: int, room: int) -> tuple[int, lis
         size = size * at_least[min(level, 256)] / max(1, at_least[level - 1])
 
 
-def _fill(
-    layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int
-) -> tuple[list[tuple[int, int]], list[str]]:
+def _fill(layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int) -> tuple[list[tuple[int, int]], list[str]]:
     """Blobs of q and lse (a head) and k and v (a group, once) of as many heads as fit, strongest first."""
     by_number = {layer.layer: layer for layer in layers if layer.exact}
     chosen: list[tuple[int, int]] = []

@@ -52,6 +52,4 @@ def shell() -> str:
     page = static("index.html")
     page = page.replace("<!-- policy -->", f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
     page = page.replace('<link rel="stylesheet" href="style.css">', f"<style>\n{static('style.css')}</style>")
-    return page.replace(
-        '<script type="module" src="main.js"></script>', f'<script type="module">\n{script}</script>'
-    )
+    return page.replace('<script type="module" src="main.js"></script>', f'<script type="module">\n{script}</script>')

@@ -97,26 +97,17 @@ class Strong:
         counts = np.bincount(row, minlength=heads * t).reshape(heads, t).astype(np.int32)
         narrow = np.uint16 if tile.cols.stop <= 1 << 16 else np.int32
         values = np.minimum(np.rint(255 * np.sqrt(weights)), 255).astype(np.uint8)
-        self._parts.append(
-            _Part(tile.rows, tile.cols.start, counts, (key + tile.cols.start).astype(narrow), values)
-        )
+        self._parts.append(_Part(tile.rows, tile.cols.start, counts, (key + tile.cols.start).astype(narrow), values))
         self._held += len(values)
         if self._held > self.limit:
             self._raise_level()
 
     def result(self) -> StrongWeights:
-        """What was kept, put in order. Cost: one copy of it."""
-        if not self._parts:
-            nothing = np.zeros(0, np.uint8)
-            return StrongWeights(
-                np.zeros((0, 0), np.int32), nothing.astype(np.uint16), nothing, self.level, self.threshold
-            )
-        parts = sorted(self._parts, key=lambda part: (part.rows.start, part.first_key))
-        counts = np.zeros((parts[0].counts.shape[0], max(part.rows.stop for part in parts)), np.int32)
-        for part in parts:
-            counts[:, part.rows] += part.counts
-        keys, values = _in_order(parts, counts)
-        return StrongWeights(counts, keys, values, self.level, self.threshold)
+        """What was kept, put in order. It takes the place of the parts, so that nothing is held twice."""
+        if len(self._parts) != 1 or self._parts[0].rows.start:
+            self._parts = [_joined(self._parts)]
+        whole = self._parts[0]
+        return StrongWeights(whole.counts, whole.keys, whole.values, self.level, self.threshold)
 
     def _raise_level(self) -> None:
         """Raise the level until three quarters of the limit are held, so that it seldom has to rise."""
@@ -129,9 +120,7 @@ class Strong:
         self._held = sum(len(part.values) for part in self._parts)
 
 
-def _select(
-    weights: Any, threshold: float
-) -> tuple[NDArray[np.int64], NDArray[np.float32], tuple[int, int, int]]:
+def _select(weights: Any, threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32], tuple[int, int, int]]:
     """Flat indices and values of the weights ≥ threshold of batch 0, and the shape (H, t, s)."""
     while weights.ndim > 3:
         weights = weights[0]
@@ -157,9 +146,20 @@ def _above(part: _Part, level: int) -> _Part:
     return part._replace(counts=counts, keys=part.keys[keep], values=part.values[keep])
 
 
-def _in_order(
-    parts: list[_Part], counts: NDArray[np.int32]
-) -> tuple[NDArray[np.integer[Any]], NDArray[np.uint8]]:
+def _joined(parts: list[_Part]) -> _Part:
+    """All parts as one that starts at row 0 and key 0, ordered by head, row and key."""
+    if not parts:
+        nothing = np.zeros(0, np.uint8)
+        return _Part(slice(0, 0), 0, np.zeros((0, 0), np.int32), nothing.astype(np.uint16), nothing)
+    parts = sorted(parts, key=lambda part: (part.rows.start, part.first_key))
+    T = max(part.rows.stop for part in parts)
+    counts = np.zeros((parts[0].counts.shape[0], T), np.int32)
+    for part in parts:
+        counts[:, part.rows] += part.counts
+    return _Part(slice(0, T), 0, counts, *_in_order(parts, counts))
+
+
+def _in_order(parts: list[_Part], counts: NDArray[np.int32]) -> tuple[NDArray[np.integer[Any]], NDArray[np.uint8]]:
     """Scatter the parts, sorted by row and key block, to their places by head, row and key."""
     ends = np.cumsum(counts.reshape(-1), dtype=np.int64).reshape(counts.shape)
     place = ends - counts  # where the next weight of each row goes
