@@ -37,7 +37,7 @@ __all__ = ["View", "look"]
 
 Progress = Callable[[str, int, int], None]
 THUMB = 24  # pixels a side
-STRONG_WEIGHTS = 60_000_000  # that all layers together may keep for the page: about 240 MB
+STRONG_WEIGHTS = 20_000_000  # that all layers together may keep for the page: 25 MB hold about 17 million
 
 
 @overload
@@ -174,8 +174,9 @@ class View:
     def _look_through(self) -> None:
         """One pass over each map that has not been looked through: scores, thumbnail and strong weights together."""
         total = len(self.maps)
+        if not self._scores:
+            self._report("heads", 0, total)
         for attn in self.maps[len(self._scores) :]:
-            self._report("heads", len(self._scores), total)
             heads = attn[0]
             T, S = heads.shape[-2:]
             size = (min(T, THUMB), min(S, THUMB))
@@ -186,7 +187,7 @@ class View:
             self._pictures.append(thumbnails(_mean_over_queries(picture.result, T)))
             self._strong.append(strong)
             self._scores.append(scores)
-        self._report("heads", total, total)
+            self._report("heads", len(self._scores), total)
 
     def _layer_data(self, n: int) -> LayerData:
         attn, exact = self.maps[n], {}

@@ -35,8 +35,8 @@ class Head:
 
     Scores are mean shares of attention in [0, 1], over the queries that may see three keys or more: first and sink (of
     queries that are no sinks themselves), previous, self, local (2 to 8 tokens away), duplicate (other copies of the
-    token), induction (the token after one), the last five over queries with such a key and without the sinks; broad is
-    the entropy over its maximum. None where the text has no such pair. Entropy in nats, distance in tokens.
+    token), induction (the token after one), the last five over queries that have such keys and no sink among them;
+    broad is the entropy over its maximum. None where no query counts. Entropy in nats, distance in tokens.
     """
 
     layer: int
@@ -148,12 +148,15 @@ class _Pass:
         """(H, T), of a uniform head: the queries that may see three keys or more; with fewer there is little choice."""
         return (self.peak.result > 0) & (self.peak.result < 0.4)
 
-    def mass(self, name: str, sinks: Tensor) -> Tensor:
-        """(H, T): the weight on the expected keys that are no sinks; resting on a sink is no evidence of a relation."""
+    def expects(self, name: str, sinks: Tensor) -> Tensor:
+        """(H, T), of a uniform head: the queries with an expected key, no sink among them.
+
+        What rests on a sink is no evidence of a relation, whichever the relation.
+        """
         T, S = self.attn.shape[-2:]
         t, one = torch.arange(T, device=sinks.device), sinks.new_zeros(1, 1)
-        expected = self.expected[name].allows(one, one, t[:, None], sinks, T, S)
-        return self.masses[name].result - (self.attn._columns(sinks) * expected).sum(-1)
+        on_sinks = self.expected[name].allows(one, one, t[:, None], sinks, T, S)
+        return (self.masses[name].result > 0) & ~((self.attn._columns(sinks) > 0) & on_sinks).any(-1)
 
     def sinks(self) -> Tensor:
         """The first token, and every key that gets 6 % of the attention from far away, mean over heads."""
@@ -212,9 +215,7 @@ def _scores(one: _Pass, even: _Pass, sinks: Tensor, heads: int) -> list[dict[str
         "sink": _mean_or_none(one.attn.mass(sinks), others, heads),
     }
     for name in one.masses:
-        # One key's worth of the uniform head tells 0 from a rounding error.
-        any_expected = even.mass(name, sinks) > even.peak.result / 2
-        table[name] = _mean_or_none(one.mass(name, sinks), any_expected & choice, heads)
+        table[name] = _mean_or_none(one.masses[name].result, even.expects(name, sinks) & choice, heads)
     most = even.entropy.result.where(choice, 1.0)
     table["broad"] = _mean_or_none(one.entropy.result / most, choice, heads)
     return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]

@@ -1,0 +1,176 @@
+"""Heads with a known behaviour get exactly the scores and the role they must have."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import ShapeError, SoftmaxMap, masks
+from clearhead.heads import ROLES, Head, HeadTable, role_of
+from clearhead.heads.roles import LayerScores, score_layer
+from clearhead.masks import MaskRule
+
+CAUSAL = masks.causal()
+T = 101  # Olsson et al. 2022: a first token, then 25 random tokens, 4 times
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    torch.manual_seed(0)
+    return torch.cat([torch.tensor([0]), (torch.randperm(400)[:25] + 1).repeat(4)])
+
+
+def looking_at(pattern: Tensor, *, mask: MaskRule | None = None) -> SoftmaxMap:
+    """One head that spreads evenly over the pattern's visible keys; a query with none looks at the first token."""
+    visible = pattern if mask is None else pattern & torch.ones(T, T, dtype=torch.bool).tril()
+    visible = visible.clone()
+    visible[~visible.any(-1), 0] = True
+    bias = torch.where(visible, 0.0, -100.0)  # e^-100: nothing in float32, and yet a key that may be seen
+    return SoftmaxMap(torch.zeros(1, 1, T, 4), torch.zeros(1, 1, T, 4), mask=mask, bias=bias)
+
+
+def score(pattern: Tensor, ids: Tensor, *, mask: MaskRule | None = CAUSAL) -> tuple[LayerScores, Head]:
+    scores = score_layer(looking_at(pattern, mask=mask)[0], ids)
+    return scores, scores.heads(0)[0]
+
+
+@pytest.mark.parametrize("role", ["previous", "induction", "duplicate", "self", "local", "broad", "sink"])
+def test_a_perfect_head_has_its_role_and_score_1(role: str, ids: Tensor) -> None:
+    t, s = torch.arange(T)[:, None], torch.arange(T)
+    after = torch.zeros(T, T, dtype=torch.bool)
+    after[:, 1:] = (ids[:, None] == ids[None, :-1]) & (s[1:] < t)
+    patterns = {
+        "previous": t - s == 1,
+        "induction": after,
+        "duplicate": (ids[:, None] == ids) & (s < t),
+        "self": t == s,
+        "local": (t - s >= 2) & (t - s <= 8),
+        "broad": t >= s,
+        "sink": (s == 0) & (t >= 0),
+    }
+    _, head = score(patterns[role], ids)
+    assert head.role == role
+    assert head.scores[role] == pytest.approx(1, abs=1e-6)
+
+
+def test_a_previous_token_head_scores_nothing_on_induction(ids: Tensor) -> None:
+    t, s = torch.arange(T)[:, None], torch.arange(T)
+    _, head = score(t - s == 1, ids)
+    assert head.scores["induction"] < 1e-40
+
+
+def test_the_uniform_head_is_its_own_baseline(ids: Tensor) -> None:
+    """Scores of a head that spreads evenly equal the baselines, and are what counting the pairs gives."""
+    attn = SoftmaxMap(torch.zeros(1, 1, T, 4), torch.zeros(1, 1, T, 4), mask=masks.causal())
+    scores = score_layer(attn[0], ids)
+    head = scores.heads(0)[0]
+    assert dict(head.scores) == pytest.approx(dict(head.baselines))
+    known = ids.tolist()
+    after = [[s for s in range(1, t) if known[s - 1] == known[t]] for t in range(T)]
+    shares = [len(keys) / (t + 1) for t, keys in enumerate(after) if t >= 2 and keys]
+    assert head.baselines["induction"] == pytest.approx(sum(shares) / len(shares), rel=1e-5)
+    assert head.scores["broad"] == pytest.approx(1)
+    assert head.entropy == pytest.approx(sum(math.log(t + 1) for t in range(T)) / T, rel=1e-5)
+
+
+def test_sinks_are_not_only_the_first_token(ids: Tensor) -> None:
+    t, s = torch.arange(T)[:, None], torch.arange(T)
+    scores, head = score((s == 0) | (s == 40) & (t >= 0), ids)
+    assert scores.sinks == [0, 40]
+    assert head.role == "sink"
+    assert head.scores["sink"] == pytest.approx(1)
+    assert head.scores["first"] < 0.9
+    assert head.scores["local"] == pytest.approx(0, abs=1e-5)  # resting on a sink nearby is no evidence
+
+
+def test_trap_27_every_score_has_the_uniform_baseline_beside_it(ids: Tensor) -> None:
+    _, head = score(torch.rand(T, T) > 0.5, ids)
+    assert head.scores.keys() == head.baselines.keys() == {*ROLES, "first"} - {"other"}
+
+
+def test_trap_05_padded_queries_are_left_out(ids: Tensor) -> None:
+    """Left padding changes neither scores nor sinks: the padded rows attend to nothing."""
+    torch.manual_seed(1)
+    q, k = torch.randn(3, T, 8), torch.randn(3, T, 8)
+    bare = score_layer(SoftmaxMap(q[None], k[None], mask=masks.causal())[0], ids)
+    pad = 17
+    longer = [torch.cat([torch.randn(3, pad, 8), x], 1) for x in (q, k)]
+    real = torch.tensor([[False] * pad + [True] * T])
+    rule = masks.causal() & masks.padding(keys=real, queries=real)
+    padded_map = SoftmaxMap(*(x[None] for x in longer), mask=rule)[0]
+    padded = score_layer(padded_map, torch.cat([torch.full((pad,), -1), ids]))
+    for with_pad, without in zip(padded.scores, bare.scores, strict=True):
+        kept = {name: value for name, value in with_pad.items() if name not in ("first", "sink", "local")}
+        assert kept == pytest.approx({name: without[name] for name in kept}, abs=1e-5)
+    assert padded.entropy == pytest.approx(bare.entropy, rel=1e-5)
+
+
+def test_texts_too_short_for_a_relation_give_none() -> None:
+    head = score_layer(SoftmaxMap(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4))[0], torch.tensor([3])).heads(0)[0]
+    assert head.role == "other"
+    assert head.scores["induction"] is None
+    assert head.strength == 0
+
+
+def test_encoders_see_both_ways(ids: Tensor) -> None:
+    t, s = torch.arange(T)[:, None], torch.arange(T)
+    near = ((t - s).abs() >= 2) & ((t - s).abs() <= 8)
+    _, head = score(near, ids, mask=None)
+    assert head.role == "local"
+    assert head.scores["local"] == pytest.approx(1, abs=1e-5)
+
+
+def test_one_uniform_head_serves_all_that_see_the_same_keys(ids: Tensor) -> None:
+    """A mask per head gives a baseline per head."""
+    q = torch.randn(1, 2, T, 4)
+    tril = torch.ones(T, T, dtype=torch.bool).tril()
+    seen = torch.stack([tril, tril & ~tril.tril(-5)])[None]
+    one, two = score_layer(SoftmaxMap(q, q, mask=masks.dense(seen))[0], ids).baselines
+    alone = score_layer(SoftmaxMap(q[:, 1:], q[:, 1:], mask=masks.dense(seen[:, 1:]))[0], ids).baselines[0]
+    assert two == pytest.approx(alone)
+    assert one["previous"] < two["previous"]
+
+
+def test_role_thresholds() -> None:
+    assert role_of({"previous": 0.25, "sink": 0.9}) == "previous"
+    assert role_of({"previous": 0.24, "sink": 0.7, "broad": 0.9}) == "sink"
+    assert role_of({"sink": 0.6, "broad": 0.6}) == "broad"
+    assert role_of({"sink": 0.5, "broad": 0.5}) == "sink"
+    assert role_of({"sink": 0.49, "broad": None}) == "other"
+
+
+def test_head_table() -> None:
+    heads = [Head(0, h, "local", {"local": h / 10}, {"local": 0.1}, 1.0, 2.0) for h in range(4)]
+    table = HeadTable(heads)
+    assert [head.label for head in table.strongest("local", 2)] == ["L0H3", "L0H2"]
+    assert table.counts()["local"] == 4
+    assert table[1:3][0].head == 1
+    assert repr(table) == "HeadTable(4 heads: 4 local)"
+    with pytest.raises(ValueError, match=r"'nonsense'.*the roles are sink, previous"):
+        table.strongest("nonsense")
+
+
+def test_a_batch_is_refused() -> None:
+    attn = SoftmaxMap(torch.zeros(2, 1, 5, 4), torch.zeros(2, 1, 5, 4))
+    with pytest.raises(ShapeError, match=r"expected one sequence, a map \(H, T, S\)"):
+        score_layer(attn, torch.arange(5))
+    with pytest.raises(ShapeError, match=r"has 5 keys, token ids are a int64 tensor of shape \(4,\)"):
+        score_layer(attn[0], torch.arange(4))
+
+
+def test_smollm2_has_the_induction_heads_it_is_known_for(smollm2: tuple[object, object]) -> None:
+    """On repeated random tokens, previous-token and induction heads stand out from the uniform head."""
+    import clearhead
+
+    model, _ = smollm2
+    torch.manual_seed(0)
+    ids = torch.randint(1000, 40000, (25,)).repeat(4)[None]
+    with clearhead.record(model) as recording, torch.no_grad():
+        model(input_ids=ids, use_cache=False, logits_to_keep=1)
+    heads = HeadTable([h for n, attn in enumerate(recording) for h in score_layer(attn[0], ids[0]).heads(n)])
+    best = max(heads, key=lambda head: head.scores["induction"])
+    assert best.scores["induction"] > 0.5 > 5 * best.baselines["induction"]
+    assert max(head.scores["previous"] for head in heads) > 0.5

@@ -1,0 +1,167 @@
+"""`look`, on real models and on a layer of the reader's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import clearhead
+from clearhead import ModelError, RecordingError, ShapeError, View
+from clearhead.view import write_whole
+
+TEXT = "Mara Quill climbed the stair and lit the lamp. In the morning Mara Quill opened the log."
+JOURNEY = "Your journey starts with one step".split()
+X = torch.tensor([[0.43, 0.15], [0.55, 0.87], [0.57, 0.85], [0.22, 0.58], [0.77, 0.25], [0.05, 0.80]])
+
+
+class Mine(nn.Module):
+    """A student's layer: D = 2, every number can be checked by hand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.fixture(scope="module")
+def view(smollm2: tuple[Any, Any]) -> View:
+    return clearhead.look(*smollm2, TEXT, name="SmolLM2")
+
+
+def test_a_view_holds_every_layer(view: View) -> None:
+    n = len(view.tokens)
+    assert [attn.shape for attn in view.maps] == [(1, 9, n, n)] * 30
+    assert view.layers == list(range(30))
+    assert "".join(view.tokens) == TEXT
+    assert view.dense_nbytes == 270 * n * n * 4
+    assert repr(view) == f"View(SmolLM2: {n} tokens, 30 layers, 270 heads)"
+
+
+def test_heads_are_scored_once(view: View) -> None:
+    heads = view.heads()
+    assert len(heads) == 270
+    assert heads.strongest("induction")[0].label == "L17H5"
+    assert list(view.heads()) == list(heads)
+
+
+def test_the_saved_page_has_the_predicted_size(view: View, tmp_path: Path) -> None:
+    page = view.page()
+    path = view.save(tmp_path / "page.html")
+    assert path.stat().st_size == page.nbytes <= 2_000_000
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o444
+
+
+def test_a_notebook_shows_the_page_in_a_frame(view: View) -> None:
+    shown = view._repr_html_()
+    assert shown.startswith("<iframe")
+    assert "<script" not in shown  # escaped: the notebook's own page is out of reach
+
+
+def test_the_whole_map_is_looked_through_once_in_one_pass(smollm2: tuple[Any, Any]) -> None:
+    stages: list[tuple[str, int, int]] = []
+    view = clearhead.look(*smollm2, TEXT, layers=[3, 17], on_progress=lambda *at: stages.append(at))
+    view.heads()
+    view.page()
+    assert view.layers == [3, 17]
+    assert stages == [("model", 0, 1), ("model", 1, 1)] + [("heads", n, 2) for n in range(3)]
+    assert {head.layer for head in view.heads()} == {3, 17}
+
+
+def test_an_encoder_is_looked_at_both_ways(minilm: tuple[Any, Any], tmp_path: Path) -> None:
+    view = clearhead.look(*minilm, "The dog chased the cat")
+    assert view.tokens[0] == "[CLS]"
+    assert len(view.heads()) == 72
+    assert view.maps[0][0, 0, 0].count_nonzero() == 7
+    assert view.save(tmp_path / "encoder.html").stat().st_size > 100_000
+
+
+def test_one_token(smollm2: tuple[Any, Any], tmp_path: Path) -> None:
+    view = clearhead.look(*smollm2, "Hi")
+    assert len(view.tokens) == 1
+    assert {head.role for head in view.heads()} == {"other"}
+    assert view.save(tmp_path / "one.html").exists()
+
+
+def test_a_layer_of_ones_own_on_the_tiny_example(tmp_path: Path) -> None:
+    view = clearhead.look(Mine(), X, tokens=JOURNEY)
+    assert [token.strip() for token in view.tokens] == JOURNEY
+    scores = X[1] @ X[:2].T / 2**0.5
+    torch.testing.assert_close(view.maps[0][0, 0, 1, :], torch.cat([scores.softmax(0), torch.zeros(4)]))
+    assert view.name == "Mine"
+    assert len(view.heads()) == 1
+    assert view.save(tmp_path / "mine.html").exists()
+
+
+def test_numbers_stand_for_missing_tokens() -> None:
+    assert [token.strip() for token in clearhead.look(Mine(), X[None]).tokens] == list("012345")
+
+
+def test_layer_input_errors() -> None:
+    with pytest.raises(ShapeError, match=r"x has 6 rows, but there are 2 tokens"):
+        clearhead.look(Mine(), X, tokens=["a", "b"])
+    with pytest.raises(ShapeError, match=r"one sequence, x \(T, d\) or \(1, T, d\), got a float32 tensor of shape \(2"):
+        clearhead.look(Mine(), torch.zeros(2, 6, 2))
+    with pytest.raises(ShapeError, match="one sequence"):
+        clearhead.look(Mine(), torch.zeros(0, 2))
+
+
+def test_trap_26_a_model_without_attention() -> None:
+    with pytest.raises(RecordingError, match="no attention"):
+        clearhead.look(nn.Linear(2, 2), X)
+
+
+def test_a_text_longer_than_the_context(minilm: tuple[Any, Any]) -> None:
+    with pytest.raises(ModelError, match=r"the text has 1,002 tokens, and bert reads at most 512\. Shorten"):
+        clearhead.look(*minilm, "cat " * 1000, name="bert")
+
+
+def test_a_missing_text(smollm2: tuple[Any, Any]) -> None:
+    with pytest.raises(ModelError, match="the text is missing"):
+        clearhead.look(*smollm2)  # type: ignore[call-overload]
+
+
+def test_trap_02_looking_changes_nothing(smollm2: tuple[Any, Any]) -> None:
+    model, tokenizer = smollm2
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        before = model(**inputs).logits
+        state = torch.get_rng_state()
+        clearhead.look(model, tokenizer, TEXT).heads()
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(model(**inputs).logits, before)
+    assert not model.training
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    target.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(target, "half \ud800")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+CHILD = """
+import resource, torch, clearhead
+torch.set_num_threads(1)
+class Long(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+x = torch.randn(6000, 16)
+clearhead.look(Long(), x[:600]).page()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+clearhead.look(Long(), x).page()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_trap_10_looking_at_6000_tokens_makes_no_dense_matrix() -> None:
+    """A dense map is 144 MB; the tiles, the strong weights and the page take less than it."""
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=250, check=True)
+    assert int(done.stdout) < 130e6
