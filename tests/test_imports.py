@@ -36,9 +36,7 @@ LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 def modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(ROOT.rglob("*.py")):
-        name = (
-            ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
-        )
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
         yield name, path
 
 
@@ -66,11 +64,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.level == 0
-            and (node.module or "").split(".")[0] == "clearhead"
-        ):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "clearhead":
             inside = (node.module or "").removeprefix("clearhead").lstrip(".")
             for alias in node.names:
                 whole = f"{inside}.{alias.name}".lstrip(".")
@@ -81,9 +75,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
                     yield alias.name.removeprefix("clearhead").lstrip("."), node.lineno
 
 
-@pytest.mark.parametrize(
-    ("name", "path"), list(modules()), ids=lambda part: str(part) if isinstance(part, str) else ""
-)
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=lambda part: str(part) if isinstance(part, str) else "")
 def test_imports_point_downward(name: str, path: Path) -> None:
     here = room_of(name) if name else ""
     for target, line in imports(path):
@@ -101,9 +93,7 @@ def test_the_direction_is_really_checked(tmp_path: Path) -> None:
 
 
 def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

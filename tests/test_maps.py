@@ -64,9 +64,7 @@ def test_a_causal_future_has_no_influence(replacement: float) -> None:
     q, k = torch.randn(1, 2, 300, D), torch.randn(1, 2, 300, D)
     edited_q, edited_k = q.clone(), k.clone()
     edited_q[:, :, 150:], edited_k[:, :, 150:] = replacement, replacement
-    before, after = (
-        SoftmaxMap(*t, mask=masks.causal())[..., :150, :] for t in ((q, k), (edited_q, edited_k))
-    )
+    before, after = (SoftmaxMap(*t, mask=masks.causal())[..., :150, :] for t in ((q, k), (edited_q, edited_k)))
     assert torch.equal(before.to_dense(), after.to_dense())
     assert torch.equal(before.statistics().entropy, after.statistics().entropy)
 
@@ -75,9 +73,7 @@ def test_entropy_identity() -> None:
     """H[t] = lse[t] - scale · q[t] · (A @ K)[t] (DESIGN: the fused kernels' way to it)."""
     q, k = torch.randn(1, 2, 40, D, dtype=torch.float64), torch.randn(1, 2, 40, D, dtype=torch.float64)
     attn = SoftmaxMap(q, k, mask=masks.causal())
-    torch.testing.assert_close(
-        attn.entropy(), attn.lse - attn.scale * (q * (attn @ k)).sum(-1), atol=1e-13, rtol=0
-    )
+    torch.testing.assert_close(attn.entropy(), attn.lse - attn.scale * (q * (attn @ k)).sum(-1), atol=1e-13, rtol=0)
 
 
 def test_the_jacobian_of_a_causal_output_is_lower_triangular() -> None:
@@ -250,9 +246,7 @@ def test_trap_15_grouped_heads_are_interleaved() -> None:
     q, k = torch.randn(1, 4, 3, 4), torch.randn(1, 2, 3, 4)
     attn = SoftmaxMap(q, k)
     for head in range(4):
-        torch.testing.assert_close(
-            attn[0, head].to_dense(), SoftmaxMap(q[0, head], k[0, head // 2]).to_dense()
-        )
+        torch.testing.assert_close(attn[0, head].to_dense(), SoftmaxMap(q[0, head], k[0, head // 2]).to_dense())
     assert attn[:, [3, 0]].k.shape[1] == 2
     assert attn[0, 3].k.shape == (3, 4)
 
@@ -288,9 +282,7 @@ def test_overwritten_queries_are_noticed() -> None:
     attn.entropy()
     k.mul_(2)
     for read in (attn.to_dense, attn.entropy, lambda: attn[1:].to_dense(), lambda: attn.pick(0, 0)):
-        with pytest.raises(
-            RecordingError, match=r"overwritten in place after the map was made.*clone q and k"
-        ):
+        with pytest.raises(RecordingError, match=r"overwritten in place after the map was made.*clone q and k"):
             read()
 
 
@@ -376,6 +368,13 @@ def test_trap_24_what_is_not_a_float_tensor() -> None:
         SoftmaxMap(x, x, v=torch.randn(4, 4))
     with pytest.raises(ShapeError, match=r"one logit per head, \(1,\)"):
         SoftmaxMap(x, x, sinks=torch.zeros(2))
+
+
+def test_a_figure_has_one_panel_a_head(qk: tuple[Tensor, Tensor]) -> None:
+    pytest.importorskip("matplotlib")
+    attn = SoftmaxMap(*qk, mask=masks.causal())
+    assert len(attn.draw().axes) == len(attn[0].draw().axes) == H
+    assert len(attn[0, 1].draw().axes) == len(average_heads(attn).draw().axes) == 1
 
 
 def test_trap_19_half_precision_is_judged_against_float32_of_the_same_inputs() -> None:

@@ -40,9 +40,7 @@ def simple_rules(T: int, S: int) -> dict[str, MaskRule]:
     }
     if T <= S:
         rules["documents"] = masks.documents(torch.randint(0, 3, (S,), generator=g))
-        rules["documents, per batch"] = masks.documents(
-            torch.randint(0, 3, (B, S), generator=g).sort(-1).values
-        )
+        rules["documents, per batch"] = masks.documents(torch.randint(0, 3, (B, S), generator=g).sort(-1).values)
     return rules
 
 
@@ -174,9 +172,7 @@ def test_trap_10_a_rule_makes_no_copy_per_head() -> None:
 
 def test_zeros_and_ones_are_bools() -> None:
     flags = torch.tensor([[0, 1, 1]])
-    assert (
-        masks.padding(keys=flags).draw(2, 3) == masks.padding(keys=flags.bool()).draw(2, 3) == "⬚ ■ ■\n⬚ ■ ■"
-    )
+    assert masks.padding(keys=flags).draw(2, 3) == masks.padding(keys=flags.bool()).draw(2, 3) == "⬚ ■ ■\n⬚ ■ ■"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,5 @@ print(peak() - before)
 
 def test_trap_10_peak_of_the_whole_process() -> None:
     """8,192 tokens, 8 heads: a dense map is 2.1 GB, a dense mask 67 MB; fused kernels are counted too."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=240, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=240, check=True)
     assert int(done.stdout) * 1024 < 67e6

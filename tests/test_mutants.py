@@ -99,9 +99,7 @@ def combine_with_or(self: Any, *at: Any) -> Tensor:
 
 
 @mutant("tiles", scores.T5Bias, "values", bias="t5")
-def align_the_bias_upper_left(
-    self: Any, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int
-) -> Tensor:
+def align_the_bias_upper_left(self: Any, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
     return self.table[scores.t5_buckets(k - q), h]
 
 

@@ -33,9 +33,7 @@ def test_attention_is_pytorchs_in_float64(shape: tuple[int, ...]) -> None:
     q, k, v = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
     for mask in (None, reference.causal(5, 5)):
         ours = reference.attention(q, k, v, mask=mask)
-        torch.testing.assert_close(
-            ours, F.scaled_dot_product_attention(q, k, v, mask), atol=1e-14, rtol=1e-13
-        )
+        torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, mask), atol=1e-14, rtol=1e-13)
 
 
 def test_grouped_heads_are_interleaved() -> None:

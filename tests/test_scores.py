@@ -107,10 +107,7 @@ def test_repr_of_a_bias_shows_sizes_and_not_contents() -> None:
 
 def test_reference_alibi_is_the_rule() -> None:
     slopes = scores.alibi_slopes(4)
-    at = [
-        torch.arange(n).reshape(s)
-        for n, s in ((1, (1, 1, 1, 1)), (4, (1, 4, 1, 1)), (3, (1, 1, 3, 1)), (5, (5,)))
-    ]
+    at = [torch.arange(n).reshape(s) for n, s in ((1, (1, 1, 1, 1)), (4, (1, 4, 1, 1)), (3, (1, 1, 3, 1)), (5, (5,)))]
     assert torch.equal(scores.alibi(4).values(*at, 3, 5)[0], reference.alibi(slopes, 3, 5))
 
 

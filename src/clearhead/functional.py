@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -57,6 +59,7 @@ def scaled_dot_product_attention(
         return fused.attention(attn, dropout_p), attn
     if attn_mask is not None and not attn_mask.is_floating_point():
         attn_mask = attn_mask.bool()  # 0/1 integers, which PyTorch does not take
+        _warn_of_an_inverted_mask(attn_mask, q, k)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out, attn
 
@@ -68,6 +71,17 @@ def _check_causal(q: Tensor, k: Tensor, is_causal: bool) -> None:
             f"scaled_dot_product_attention(is_causal=True) with {T} queries and {S} keys is ambiguous. Say which:"
             " attn_mask=masks.causal() (lower-right: the last query sees every key, what a KV cache needs) or"
             " attn_mask=masks.causal_upper_left() (PyTorch's is_causal)."
+        )
+
+
+def _warn_of_an_inverted_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
+    T = q.shape[-2]
+    square = T == k.shape[-2] > 1 and mask.shape[-2:] == (T, T)
+    if square and not bool(mask.diagonal(dim1=-2, dim2=-1).any()):
+        warnings.warn(
+            f"attn_mask={describe(mask)} keeps every token from attending to itself. True means may attend, as in"
+            " PyTorch's scaled_dot_product_attention; nn.MultiheadAttention's masks mean the opposite: pass ~mask.",
+            stacklevel=3,
         )
 
 

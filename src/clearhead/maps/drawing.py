@@ -18,7 +18,7 @@ def figure(attn: AttentionMap) -> Any:
     except ImportError as error:
         raise ImportError('attn.draw() needs matplotlib: pip install "clearhead[plot]"') from error
     heads = attn
-    while len(heads.shape) > 3:
+    while heads._lead_names() not in ((), ("H",)):
         heads = heads[0]
     T, S = heads.shape[-2:]
     size = (min(T, PIXELS), min(S, PIXELS))
@@ -28,7 +28,8 @@ def figure(attn: AttentionMap) -> Any:
     canvas = Figure(figsize=(2.2 * across, 2.2 * down), layout="constrained")
     for n, picture in enumerate(pictures):
         axes = canvas.add_subplot(down, across, n + 1)
-        axes.imshow(picture, vmin=0, vmax=1, cmap="Blues", extent=(0, S, T, 0), interpolation="nearest", aspect="auto")
+        look = {"vmin": 0, "vmax": 1, "cmap": "Blues", "interpolation": "nearest", "aspect": "auto"}
+        axes.imshow(picture.numpy(), extent=(0, S, T, 0), **look)
         axes.set_title(f"head {n}" if len(pictures) > 1 else "", fontsize=8)
         axes.tick_params(labelsize=6)
     return canvas

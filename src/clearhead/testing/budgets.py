@@ -19,13 +19,13 @@ from torch import Tensor
 
 def budget(exact: Tensor, plain: Tensor, *, terms: int, score: float = 0.0) -> float:
     """The largest allowed error of a result in `plain`'s dtype whose entries are sums of `terms` numbers."""
-    finite = torch.isfinite(exact) & torch.isfinite(plain)
-    if not bool(finite.any()):
-        return 0.0
-    exact, plain = exact[finite].double(), plain[finite]
-    eps = torch.finfo(plain.dtype).eps
-    of_plain = float((plain.double() - exact).abs().max())
-    return of_plain + eps * (math.sqrt(max(1, terms)) + score) * float(exact.abs().max())
+    rounding = torch.finfo(plain.dtype).eps * (math.sqrt(max(1, terms)) + score)
+    return _largest(plain.double() - exact) + rounding * _largest(exact)
+
+
+def _largest(values: Tensor) -> float:
+    """The largest magnitude among the finite entries; 0 where there are none."""
+    return float(values.abs().nan_to_num(0.0, 0.0, 0.0).max()) if values.numel() else 0.0
 
 
 def assert_close(
@@ -44,16 +44,13 @@ def assert_close(
     if got.shape != exact.shape:
         raise AssertionError(f"{what}: shape is {tuple(got.shape)}, expected {tuple(exact.shape)}")
     _assert_same_infinities(got, exact, what)
-    finite = torch.isfinite(exact)
-    error = (got.double() - exact).abs()[finite]
-    allowed = budget(exact, plain, terms=terms, score=score)
-    if error.numel() and float(error.max()) > allowed:
-        raise AssertionError(f"{what}: off by {float(error.max()):.3g}, allowed {allowed:.3g}")
+    error, allowed = _largest(got.double() - exact), budget(exact, plain, terms=terms, score=score)
+    if error > allowed:
+        raise AssertionError(f"{what}: off by {error:.3g}, allowed {allowed:.3g}")
 
 
 def _assert_same_infinities(got: Tensor, exact: Tensor, what: str) -> None:
-    if not torch.equal(torch.isfinite(got), torch.isfinite(exact)):
-        wrong = int((torch.isfinite(got) != torch.isfinite(exact)).sum())
-        raise AssertionError(f"{what}: {wrong} entries are finite where the oracle's are not, or the other way round")
-    if bool((torch.isposinf(got) != torch.isposinf(exact)).any()):
-        raise AssertionError(f"{what}: infinities of the wrong sign")
+    for name, test in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
+        wrong = int((test(got) != test(exact)).sum())
+        if wrong:
+            raise AssertionError(f"{what}: {wrong} entries are {name} where the oracle's are not, or the reverse")

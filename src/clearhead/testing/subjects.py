@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -112,12 +113,27 @@ def _average(case: Case) -> Subject:
 
 @subject("Selection")
 def _selection(case: Case) -> Subject:
-    rows = torch.tensor([t for t in range(case.shape[-2]) if t % 5 != 2], dtype=torch.long)
+    rows = torch.tensor([t for t in range(case.shape[-2]) if t % 37 != 2], dtype=torch.long)
     return _made(
         case,
         lambda: Selection(softmax_map(case), (1, torch.tensor([1, 0])), rows),
         lambda a: a[1, [1, 0]][..., rows, :],
     )
+
+
+@subject("SoftmaxMap.uniform()")
+def _uniform(case: Case) -> Subject:
+    seen = case.seen if case.added is None else case.seen & (case.added > -math.inf)
+    even = seen / seen.sum(-1, keepdim=True).clamp(min=1).double()
+    plain = even.to(torch.promote_types(case.q.dtype, torch.float32))
+    return Subject(lambda: softmax_map(case).uniform(), even, plain, terms=case.terms)
+
+
+@subject("uniform() of a DenseMap")
+def _uniform_of_weights(case: Case) -> Subject:
+    weights = case.plain()
+    even = (weights > 0) / (weights > 0).sum(-1, keepdim=True).clamp(min=1).double()
+    return Subject(lambda: DenseMap(weights).uniform(), even, even.to(weights.dtype), terms=case.terms)
 
 
 class Toy(AttentionMap):
