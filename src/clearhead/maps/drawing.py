@@ -28,7 +28,7 @@ def figure(attn: AttentionMap) -> Any:
     canvas = Figure(figsize=(2.2 * across, 2.2 * down), layout="constrained")
     for n, picture in enumerate(pictures):
         axes = canvas.add_subplot(down, across, n + 1)
-        look = {"vmin": 0, "vmax": 1, "cmap": "Blues", "interpolation": "nearest", "aspect": "auto"}
+        look: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "Blues", "interpolation": "nearest", "aspect": "auto"}
         axes.imshow(picture.numpy(), extent=(0, S, T, 0), **look)
         axes.set_title(f"head {n}" if len(pictures) > 1 else "", fontsize=8)
         axes.tick_params(labelsize=6)
