@@ -230,10 +230,9 @@ class Band(MaskRule):
         return 0 if self.upper_left else S - T
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        back = q + self._offset(T, S) - k
-        if self.high == FOREVER:
-            return back >= self.low
-        return (back >= self.low) & (back < self.high)
+        at = q + self._offset(T, S)  # compared and not subtracted: a difference would be 8 bytes a pair
+        near = k <= at - self.low
+        return near if self.high == FOREVER else near & (k > at - self.high)
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         offset = self._offset(T, S)
