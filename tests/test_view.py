@@ -17,7 +17,7 @@ from clearhead import ModelError, RecordingError, ShapeError, View
 from clearhead.view import write_whole
 
 TEXT = "Mara Quill climbed the stair and lit the lamp. In the morning Mara Quill opened the log."
-JOURNEY = "Your journey starts with one step".split()
+JOURNEY = ["Your", "journey", "starts", "with", "one", "step"]
 X = torch.tensor([[0.43, 0.15], [0.55, 0.87], [0.57, 0.85], [0.22, 0.58], [0.77, 0.25], [0.05, 0.80]])
 
 

@@ -20,7 +20,7 @@ clearhead.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ __all__ = [
 FOREVER = 2**62  # the width of a band without an end
 
 
-class Coverage(Enum):
+class Coverage(IntEnum):
     """How much of a block of (query, key) pairs a rule lets through; MIXED may also mean "not known cheaply"."""
 
     EMPTY = 0
@@ -125,9 +125,7 @@ class BoundMask:
         return self.rule.coverage(rows, cols, self.T, self.S)
 
 
-def block_indices(
-    rows: slice, cols: slice, batches: Tensor, heads: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def block_indices(rows: slice, cols: slice, batches: Tensor, heads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four index tensors of a block, each with its own axis of (B, H, t, s)."""
     q = torch.arange(rows.start, rows.stop, device=batches.device)
     k = torch.arange(cols.start, cols.stop, device=batches.device)
@@ -138,54 +136,42 @@ def block_indices(
 
 
 @dataclass(frozen=True)
-class Both(MaskRule):
-    """Visible where both rules say so."""
+class Pair(MaskRule):
+    """Two rules, combined."""
 
     left: MaskRule
     right: MaskRule
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        self.left.check(B, H, T, S)
+        self.right.check(B, H, T, S)
+
+    @property
+    def per_head(self) -> bool:
+        return self.left.per_head or self.right.per_head
+
+
+class Both(Pair):
+    """Visible where both rules say so."""
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         return self.left.allows(b, h, q, k, T, S) & self.right.allows(b, h, q, k, T, S)
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        return min(
-            self.left.coverage(rows, cols, T, S), self.right.coverage(rows, cols, T, S), key=lambda c: c.value
-        )
-
-    def check(self, B: int, H: int, T: int, S: int) -> None:
-        self.left.check(B, H, T, S)
-        self.right.check(B, H, T, S)
-
-    @property
-    def per_head(self) -> bool:
-        return self.left.per_head or self.right.per_head
+        return min(self.left.coverage(rows, cols, T, S), self.right.coverage(rows, cols, T, S))
 
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"
 
 
-@dataclass(frozen=True)
-class Either(MaskRule):
+class Either(Pair):
     """Visible where at least one rule says so."""
-
-    left: MaskRule
-    right: MaskRule
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         return self.left.allows(b, h, q, k, T, S) | self.right.allows(b, h, q, k, T, S)
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        return max(
-            self.left.coverage(rows, cols, T, S), self.right.coverage(rows, cols, T, S), key=lambda c: c.value
-        )
-
-    def check(self, B: int, H: int, T: int, S: int) -> None:
-        self.left.check(B, H, T, S)
-        self.right.check(B, H, T, S)
-
-    @property
-    def per_head(self) -> bool:
-        return self.left.per_head or self.right.per_head
+        return max(self.left.coverage(rows, cols, T, S), self.right.coverage(rows, cols, T, S))
 
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
@@ -201,7 +187,7 @@ class Not(MaskRule):
         return ~self.rule.allows(b, h, q, k, T, S)
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        return Coverage(Coverage.FULL.value - self.rule.coverage(rows, cols, T, S).value)
+        return Coverage(Coverage.FULL - self.rule.coverage(rows, cols, T, S))
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         self.rule.check(B, H, T, S)
@@ -361,8 +347,7 @@ class Padding(MaskRule):
         return seen if self.queries is None else seen & self.queries.to(k.device)[b, q]
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        parts = [_share(self.keys, cols), _share(self.queries, rows)]
-        return min(parts, key=lambda c: c.value)
+        return min(_share(self.keys, cols), _share(self.queries, rows))
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         for name, real, size in (("keys", self.keys, S), ("queries", self.queries, T)):
