@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
+import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["blob", "float_planes", "json_element", "key_width", "pack_rows"]
+__all__ = ["blob", "float_blob", "float_planes", "json_element", "key_width", "pack_rows"]
 
 
-def blob(name: str, raw: bytes) -> str:
+def blob(name: str, raw: bytes, *, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> str:
     """A script element that holds `raw`: gzip, then base64; `data-bytes` is the length to expect back."""
-    text = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode("ascii")
+    gzip = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS + 16, 9, strategy)
+    text = base64.b64encode(gzip.compress(raw) + gzip.flush()).decode("ascii")
     return f'<script type="text/plain" data-blob="{name}" data-bytes="{len(raw)}">{text}</script>\n'
 
 
@@ -29,6 +30,12 @@ def _planes(values: NDArray[Any], width: int) -> bytes:
     """The lowest bytes of all values, then the next bytes, and so on: equal bytes lie together for gzip."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     return np.ascontiguousarray(little.view(np.uint8).reshape(-1, little.itemsize).T[:width]).tobytes()
+
+
+def float_blob(name: str, *arrays: NDArray[Any]) -> str:
+    """A blob of float32 arrays. Nothing repeats in them but the frequent bytes: Huffman codes alone take 0.850 of
+    the bytes at 130 MB/s, searching for repetitions too (level 6) 0.857 at 20 MB/s."""
+    return blob(name, float_planes(*arrays), strategy=zlib.Z_HUFFMAN_ONLY)
 
 
 def float_planes(*arrays: NDArray[Any]) -> bytes:

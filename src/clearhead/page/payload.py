@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.errors import ShapeError
-from clearhead.page.encode import blob, float_planes, json_element, key_width, pack_rows
+from clearhead.page.encode import blob, float_blob, json_element, key_width, pack_rows
 from clearhead.page.shell import DATA, shell
 from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, floor_of, level_of
 
@@ -299,10 +299,8 @@ def _fill(layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int) -> 
     blobs: dict[str, str] = {}
     for head in _strongest_first(heads):
         layer = by_number.get(head.layer)
-        if layer is None:
+        if layer is None or room < _least_bytes(layer, head.head, blobs):
             continue
-        if room < _least_bytes(layer):  # not even a shared key/value head would make it fit
-            break
         new = _vector_blobs(layer, head.head, blobs)
         size = sum(map(len, new.values()))
         if size <= room:
@@ -312,17 +310,26 @@ def _fill(layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int) -> 
     return chosen, list(blobs.values())
 
 
-def _least_bytes(layer: LayerData) -> int:
-    """A head's q in float32 shrinks by less than a third in gzip, and base64 adds that third again."""
-    return int(layer.q.shape[-2] * layer.q.shape[-1] * 4 * 0.9)
+def _least_bytes(layer: LayerData, h: int, have: Mapping[str, str]) -> int:
+    """What a head takes at least: float32 shrinks by less than a fifth in gzip, and base64 adds a third."""
+    _, shared = _vector_names(layer, h)
+    arrays = [layer.q[h]] if shared in have else [layer.q[h], layer.k[0], layer.v[0]]
+    return int(sum(math.prod(array.shape) for array in arrays) * 4 * 0.8 * 4 / 3)
+
+
+def _vector_names(layer: LayerData, h: int) -> tuple[str, str]:
+    return f"q.{layer.layer}.{h}", f"kv.{layer.layer}.{_group(layer, h)}"
+
+
+def _group(layer: LayerData, h: int) -> int:
+    return h // int(layer.q.shape[-3] // layer.k.shape[-3])
 
 
 def _vector_blobs(layer: LayerData, h: int, have: Mapping[str, str]) -> dict[str, str]:
-    group = h // (layer.q.shape[-3] // layer.k.shape[-3])
-    query, shared = f"q.{layer.layer}.{h}", f"kv.{layer.layer}.{group}"
-    blobs = {query: blob(query, float_planes(_array(layer.q[h]), _array(layer.lse[h])))}
+    (query, shared), group = _vector_names(layer, h), _group(layer, h)
+    blobs = {query: float_blob(query, _array(layer.q[h]), _array(layer.lse[h]))}
     if shared not in have:
-        blobs[shared] = blob(shared, float_planes(_array(layer.k[group]), _array(layer.v[group])))
+        blobs[shared] = float_blob(shared, _array(layer.k[group]), _array(layer.v[group]))
     return blobs
 
 
