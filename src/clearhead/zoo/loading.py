@@ -46,6 +46,7 @@ def load(
     source, local = (str(folder), True) if folder else (name, not _hub_reachable())
     report("load", 0, 2)
     model = _model(source, name, local=local)
+    model.config.name_or_path = _title(name)
     report("load", 1, 2)
     tokenizer = _tokenizer(source, name, local=local)
     report("load", 2, 2)
@@ -74,6 +75,15 @@ def _reserved_positions(model: Any) -> int:
         if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return int(module.padding_idx) + 1
     return 0
+
+
+def _title(name: str) -> str:
+    """What to call the model: a converted file would else be called after its cache folder."""
+    packaged = catalog.find(name)
+    if packaged:
+        return packaged.title
+    path = Path(name).expanduser()
+    return (path.stem if path.is_file() else path.resolve().name) if path.exists() else name
 
 
 def _locate(name: str, on_progress: Progress | None) -> Path | None:
