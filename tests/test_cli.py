@@ -241,9 +241,7 @@ def test_a_model_that_makes_no_attention_call(clearhead_: Any, tiny: Path, tmp_p
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(13, "Permission denied")])
-def test_a_page_that_cannot_be_written(
-    clearhead_: Any, monkeypatch: pytest.MonkeyPatch, error: OSError
-) -> None:
+def test_a_page_that_cannot_be_written(clearhead_: Any, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
     def fail(target: Path, text: str) -> None:
         raise error
 
@@ -281,9 +279,7 @@ def test_an_interrupted_write_leaves_the_old_page(clearhead_: Any, monkeypatch: 
         ("Running", signal.SIGINT, 130),
     ],
 )
-def test_a_signal_ends_it_cleanly(
-    tiny: Path, empty_cache: Path, stage: str, sent: signal.Signals, code: int
-) -> None:
+def test_a_signal_ends_it_cleanly(tiny: Path, empty_cache: Path, stage: str, sent: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "clearhead", "look", TEXT, "--model", str(tiny)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

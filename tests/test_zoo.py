@@ -23,6 +23,7 @@ from clearhead.zoo.quiet import quiet
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
+
 def content(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
@@ -126,9 +127,7 @@ def test_a_conversion_keeps_the_weights_of_the_file(tiny: Path, empty_cache: Pat
     assert torch.equal(model.lm_head.weight, tensors["token_embd.weight"])
 
 
-def test_another_content_under_the_same_name_is_another_entry(
-    tiny: Path, empty_cache: Path, write_gguf: Any
-) -> None:
+def test_another_content_under_the_same_name_is_another_entry(tiny: Path, empty_cache: Path, write_gguf: Any) -> None:
     first = conversion.converted(tiny)
     write_gguf(tiny, 1)
     assert conversion.converted(tiny) != first
@@ -226,9 +225,7 @@ def test_an_entry_that_another_process_made_meanwhile_is_kept(tiny: Path, empty_
     assert content(empty_cache) == [entry.name]
 
 
-def test_no_space_says_how_much_is_needed(
-    tiny: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_space_says_how_much_is_needed(tiny: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000))
     with pytest.raises(ModelError, match=r"takes 0 MB, and .*cache/models has 1 MB free.*CLEARHEAD_CACHE"):
         zoo.load(str(tiny))

@@ -29,9 +29,7 @@ def _app() -> typer.Typer:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        print(
-            f'The clearhead command needs {error.name}. Run: pip install "clearhead[models]"', file=sys.stderr
-        )
+        print(f'The clearhead command needs {error.name}. Run: pip install "clearhead[models]"', file=sys.stderr)
         sys.exit(2)
     return app
 

@@ -78,9 +78,7 @@ def look(
         str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
     ] = "smollm2",
     save: Annotated[Path | None, typer.Option(metavar="HTML", help="Where to write the page.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the heads as JSON; no page unless --save.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the heads as JSON; no page unless --save.")] = False,
     show: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Open the page in a browser; by default on a terminal only."),

@@ -1,9 +1,9 @@
 """What clearhead raises: four kinds, each also the Python kind that a caller would expect.
 
-    ValueError   └── ShapeError       sizes that do not fit together, or a layout that would have to be guessed
-    TypeError    └── DTypeError       a dtype or kind of object that the operation does not take
-    RuntimeError ├── RecordingError   attention that was not, or cannot be, seen
-                 └── ModelError       a model or a text that cannot be loaded or used
+ValueError   └── ShapeError       sizes that do not fit together, or a layout that would have to be guessed
+TypeError    └── DTypeError       a dtype or kind of object that the operation does not take
+RuntimeError ├── RecordingError   attention that was not, or cannot be, seen
+             └── ModelError       a model or a text that cannot be loaded or used
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ visible and no mask is read where everything is. Rules combine with ``&``, ``|``
 ■ ■ ■ ■ ⬚
 ■ ■ ■ ■ ■
 
-A query that no key is visible to (an all-⬚ row) gets weights 0, output 0, lse −inf and entropy 0, everywhere in
-clearhead.
+A query that no key is visible to (an all-⬚ row) gets weights 0, output 0, lse −inf and entropy 0, everywhere.
 """
 
 from __future__ import annotations

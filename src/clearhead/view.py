@@ -1,9 +1,9 @@
 """`look`: run a model on a text, keep the attention of every layer, and show it.
 
-    view = clearhead.look(model, tokenizer, "The cat sat on the mat.")
-    view.heads().strongest("induction")     # what the heads do, beside the uniform baseline
-    view.maps[17][0, 5, -1]                 # any weight, computed from q, k and one log-sum-exp per row
-    view.save("cat.html")                   # one file, no network
+view = clearhead.look(model, tokenizer, "The cat sat on the mat.")
+view.heads().strongest("induction")     # what the heads do, beside the uniform baseline
+view.maps[17][0, 5, -1]                 # any weight, computed from q, k and one log-sum-exp per row
+view.save("cat.html")                   # one file, no network
 """
 
 from __future__ import annotations
@@ -286,4 +286,3 @@ def _kv_heads(attn: AttentionMap) -> int:
 def _name(model: nn.Module) -> str:
     path = getattr(getattr(model, "config", None), "name_or_path", "")
     return Path(path).name if path else type(model).__name__
-

@@ -76,5 +76,3 @@ def test_token_ids_of_another_length_are_refused() -> None:
         RelationMass(attn, relations.same_token(IDS))
     with pytest.raises(ShapeError, match=r"token ids of a sequence.*int64 tensor of shape \(1, 7\)"):
         relations.induction(IDS[None])
-
-

@@ -1,6 +1,6 @@
 """SoftmaxMap: A from q, k, the mask and one log-sum-exp per row.
 
-    A[t, s] = exp(score(t, s) - lse[t]),    lse[t] = ln Σ_s exp(score(t, s)),    score as in clearhead.scores
+A[t, s] = exp(score(t, s) - lse[t]),    lse[t] = ln Σ_s exp(score(t, s)),    score as in clearhead.scores
 """
 
 from __future__ import annotations

@@ -57,18 +57,14 @@ class BlockRule(MaskRule):
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         """EMPTY where no block of the table is visible."""
         height, width = self._mask.BLOCK_SIZE
-        part = self._table[
-            rows.start // height : -(-rows.stop // height), cols.start // width : -(-cols.stop // width)
-        ]
+        part = self._table[rows.start // height : -(-rows.stop // height), cols.start // width : -(-cols.stop // width)]
         return Coverage.MIXED if bool(part.any()) else Coverage.EMPTY
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         """Raise ShapeError where the BlockMask was made for other sizes."""
         batches, heads, queries, keys = self._mask.shape
         if batches not in (1, B) or heads not in (1, H) or queries < T or keys < S:
-            raise ShapeError(
-                f"a BlockMask of shape {tuple(self._mask.shape)} for an attention of {(B, H, T, S)}."
-            )
+            raise ShapeError(f"a BlockMask of shape {tuple(self._mask.shape)} for an attention of {(B, H, T, S)}.")
 
     def __repr__(self) -> str:
         return f"block_mask({tuple(self._mask.shape)})"

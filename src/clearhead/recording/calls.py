@@ -33,9 +33,7 @@ class Call:
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, Dv)
     scale: float
-    masks: tuple[
-        MaskRule | Tensor, ...
-    ] = ()  # all of them must let a pair through; tensors (B|1, H|1, T|1, S|1) bool
+    masks: tuple[MaskRule | Tensor, ...] = ()  # all of them must let a pair through; tensors (B|1, H|1, T|1, S|1) bool
     biases: tuple[Tensor, ...] = ()  # (B|1, H|1, T|1, S|1) float
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
@@ -91,9 +89,7 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     arrived = f"q={describe(q)}, k={describe(k)}, v={describe(v)}"
     if any(x.is_nested for x in (q, k, v)):
-        raise RecordingError(
-            f"attention with nested tensors cannot be recorded yet: {arrived}. Pad the batch instead."
-        )
+        raise RecordingError(f"attention with nested tensors cannot be recorded yet: {arrived}. Pad the batch instead.")
     rank = max(q.ndim, k.ndim, v.ndim)
     q, k, v = (_lift(x, rank) for x in _one_dtype(q, k, v))
     lead = _broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -109,9 +105,7 @@ def as_heads_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """A mask that PyTorch broadcasts against the scores of q and k (as they arrived), in the same layout."""
     rank = max(q.ndim, k.ndim)
     if mask.ndim > rank:
-        raise RecordingError(
-            f"a mask of more dimensions than the scores: {describe(mask)} for q={describe(q)}."
-        )
+        raise RecordingError(f"a mask of more dimensions than the scores: {describe(mask)} for q={describe(q)}.")
     mask = _lift(mask, rank)
     lead = tuple(mask.shape[:-3])
     if all(size == 1 for size in lead):

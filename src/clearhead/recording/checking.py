@@ -47,9 +47,7 @@ def _reproduces(call: Call, output: Tensor) -> bool:
         if output.ndim != 4 or output.shape[0] != ours.shape[0] or output.shape[2:] != ours.shape[1:]:
             return False
         off = (output[:, t].to(ours.dtype) - ours).abs().amax(-1)
-        attends = (
-            weights.sum((-1, -2)) > 0
-        )  # a query without keys is 0 here, and uniform where finfo.min hides
+        attends = weights.sum((-1, -2)) > 0  # a query without keys is 0 here, and uniform where finfo.min hides
         return bool((off <= _allowed(call, t) * _eps(output.dtype))[attends & off.isfinite()].all())
 
 
@@ -63,9 +61,7 @@ def _eps(dtype: torch.dtype) -> float:
 
 def _allowed(call: Call, t: int) -> Tensor:
     """By how many eps the output of query t may be off, (B, H): from the sizes of scores and values."""
-    sizes = [
-        x.float().norm(dim=-1).nan_to_num(0).amax(-1) for x in (call.q[:, :, t : t + 1], call.k)
-    ]  # (B, H), (B, G)
+    sizes = [x.float().norm(dim=-1).nan_to_num(0).amax(-1) for x in (call.q[:, :, t : t + 1], call.k)]  # (B, H), (B, G)
     per_group = call.q.shape[1] // call.k.shape[1]
     largest = sizes[0] * sizes[1].repeat_interleave(per_group, 1) * abs(call.scale)
     values = call.v.float().abs().nan_to_num(0).amax()

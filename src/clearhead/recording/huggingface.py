@@ -27,8 +27,7 @@ _known: dict[type, Replacement] = {}  # one per class, so that blocks in several
 
 
 def replacements() -> list[Replacement]:
-    """Those for transformers, if it is loaded: the interface class, and subclasses that override the"
-    " method."""
+    """Those for transformers, if it is loaded: the interface class, and subclasses that override the method."""
     interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
     if interface is None:
         return []

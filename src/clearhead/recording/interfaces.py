@@ -84,8 +84,7 @@ class _Between:
 
 
 def readings(function: Function, arguments: Arguments) -> tuple[list[Call], bool]:
-    """What the call may have computed, likeliest first, and whether the implementation alone makes that"
-    " certain."""
+    """What the call may have computed, likeliest first, and whether the implementation alone makes that certain."""
     _refuse_unknown(arguments)
     name = _implementations().get(function)
     if name is not None:
@@ -100,9 +99,7 @@ def _implementations() -> dict[Function, str]:
     """The functions that transformers itself registers."""
     modules = {name: sys.modules.get(f"transformers.integrations.{name}_attention") for name in _READERS}
     return {
-        getattr(module, f"{name}_attention_forward"): name
-        for name, module in modules.items()
-        if module is not None
+        getattr(module, f"{name}_attention_forward"): name for name, module in modules.items() if module is not None
     }
 
 
@@ -183,9 +180,7 @@ def _four_dim(arguments: Arguments) -> tuple[tuple[Tensor, ...], tuple[Tensor, .
     if mask is None:
         return (), ()
     if not isinstance(mask, Tensor):
-        raise _mask_error(
-            arguments, "this implementation takes a bool or float tensor (B, 1 or H, T, S), or None"
-        )
+        raise _mask_error(arguments, "this implementation takes a bool or float tensor (B, 1 or H, T, S), or None")
     mask_4d = as_heads_mask(mask, arguments.query, arguments.key)
     if mask.is_floating_point():
         return (), (mask_4d,)
@@ -199,9 +194,7 @@ def _position_bias(arguments: Arguments) -> tuple[Tensor, ...]:
     if bias is None:
         return ()
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        raise RecordingError(
-            f"a position bias that is no float tensor: {describe(bias)}; {arguments.arrived()}."
-        )
+        raise RecordingError(f"a position bias that is no float tensor: {describe(bias)}; {arguments.arrived()}.")
     return (as_heads_mask(bias, arguments.query, arguments.key)[..., : arguments.key.shape[2]],)
 
 
@@ -235,12 +228,7 @@ def _flash_padding(arguments: Arguments, S: int) -> masks.MaskRule:
 def _is_packed(arguments: Arguments) -> bool:
     """Whether flash reads several sequences out of `position_ids`: one row in which they start again."""
     ids = arguments.options.get("position_ids")
-    if (
-        arguments.attention_mask is not None
-        or not isinstance(ids, Tensor)
-        or ids.ndim != 2
-        or ids.shape[0] != 1
-    ):
+    if arguments.attention_mask is not None or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[0] != 1:
         return False
     return bool((ids.diff(dim=-1) != 1).any())
 

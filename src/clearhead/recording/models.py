@@ -23,9 +23,7 @@ def check_model(model: object) -> None:
             " call can be"
             " seen. Record the nn.Module that it was made from."
         )
-    if isinstance(model, torch.export.ExportedProgram) or (
-        isinstance(model, fx.GraphModule) and _is_exported(model)
-    ):
+    if isinstance(model, torch.export.ExportedProgram) or (isinstance(model, fx.GraphModule) and _is_exported(model)):
         raise RecordingError(
             f"record({type(model).__name__}): an exported program is a graph of kernels, in which"
             " attention may have"
@@ -73,6 +71,4 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return (
-        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-    )
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

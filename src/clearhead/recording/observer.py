@@ -48,8 +48,7 @@ _observer: ContextVar[Observer | None] = ContextVar("clearhead_observer", defaul
 
 
 def current() -> Observer | None:
-    """The observer of this thread, if a block is open in it; one in a context copied from elsewhere is"
-    " not."""
+    """The observer of this thread, if a block is open in it; one in a context copied from elsewhere is not."""
     observer = _observer.get()
     return observer if observer is not None and observer.thread == threading.get_ident() else None
 
@@ -90,9 +89,7 @@ class Observer:
         for listener in self.listeners:
             listener.miss(module)
 
-    def run(
-        self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)`, noting that it runs."""
         self.modules.append(module)
         try:
@@ -105,12 +102,8 @@ class Observer:
         finally:
             self.modules.pop()
 
-    def _run_root(
-        self, original: Function, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        begun = [
-            one for one in self.listeners if any(r is root for r in one.roots) and one.begin(args, kwargs)
-        ]
+    def _run_root(self, original: Function, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begun = [one for one in self.listeners if any(r is root for r in one.roots) and one.begin(args, kwargs)]
         self.running += len(begun)
         complete = False
         try:
@@ -137,8 +130,7 @@ class Observer:
 
     @contextmanager
     def stepped_out(self) -> Iterator[None]:
-        """Our function mode off torch's stack. Below somebody else's it may stay: theirs has the same"
-        " effect."""
+        """Our function mode off torch's stack. Below somebody else's it may stay: theirs has the same effect."""
         if not self._present or _get_current_function_mode() is not self._mode:  # type: ignore[no-untyped-call]
             yield
             return

@@ -24,8 +24,7 @@ _CROSS = ("cross", "encdec", "encoder_attn", "encoder_decoder")  # in the name o
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """The real tokens of one call of the model, (B, tokens) bool; None where nothing is padded or was"
-    " said."""
+    """The real tokens of one call of the model, (B, tokens) bool; None where nothing is padded or was said."""
 
     tokens: Tensor | None = None  # attention_mask
     encoder: Tensor | None = None  # encoder_attention_mask
@@ -102,9 +101,7 @@ def read_padding(
     )
 
 
-def _bound(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[set[str], dict[str, Any]]:
+def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[str], dict[str, Any]]:
     """The names that `forward` takes, and the arguments of this call by name."""
     signature = inspect.signature(model.forward)
     try:

@@ -50,9 +50,7 @@ class Recorder:
 
     def __enter__(self) -> Recording:
         if self._model is None:
-            raise RecordingError(
-                "this recorder has been used: call clearhead.record(model) again for a new block."
-            )
+            raise RecordingError("this recorder has been used: call clearhead.record(model) again for a new block.")
         with ExitStack() as stack:
             stack.enter_context(running_eagerly(self._model))
             for replacement in (*observer.REPLACEMENTS, *huggingface.replacements()):
@@ -127,9 +125,7 @@ class Recorder:
                 " record, as model(…): model.forward(…), a copy of it, or another thread are not seen."
             )
         if not self._recording.passes:
-            raise RecordingError(
-                f"record({self._name}): every call of the model in this block ended in an exception."
-            )
+            raise RecordingError(f"record({self._name}): every call of the model in this block ended in an exception.")
         if self._most_calls == 0:
             raise RecordingError(self._nothing_seen())
         if self._missed:

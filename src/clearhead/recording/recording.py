@@ -151,9 +151,7 @@ class Recording(_Maps):
         if len(self.passes) == 1:
             return self.passes[0]._kept(asked)
         if not self.passes:
-            raise RecordingError(
-                f"{asked}: nothing is recorded; no call of the model has ended in this block yet."
-            )
+            raise RecordingError(f"{asked}: nothing is recorded; no call of the model has ended in this block yet.")
         raise RecordingError(
             f"{asked}: the model was called {len(self.passes)} times in this block."
             f" Say which call: recording.passes[0] … recording.passes[{len(self.passes) - 1}]."

