@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clearhead
-from clearhead import ModelError, RecordingError, ShapeError, View
-from clearhead.view import write_whole
+from clearhead import ModelError, RecordingError, ShapeError, SoftmaxMap, View, masks
+from clearhead.view import _is_causal, write_whole
 
 TEXT = "Mara Quill climbed the stair and lit the lamp. In the morning Mara Quill opened the log."
 JOURNEY = ["Your", "journey", "starts", "with", "one", "step"]
@@ -96,6 +96,23 @@ def test_a_layer_of_ones_own_on_the_tiny_example(tmp_path: Path) -> None:
     assert view.name == "Mine"
     assert len(view.heads()) == 1
     assert view.save(tmp_path / "mine.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (masks.causal(), True),
+        (masks.sliding_window(5), True),
+        (masks.causal() & masks.documents(torch.arange(300) // 7), True),
+        (masks.prefix(1), True),
+        (masks.prefix(2), False),
+        (masks.documents((torch.arange(300) + 1) // 2), False),  # one token ahead, and from odd rows only
+        (None, False),
+    ],
+)
+def test_a_map_is_causal_where_no_row_looks_ahead(rule: Any, expected: bool) -> None:
+    q = torch.randn(1, 1, 300, 4)
+    assert _is_causal(SoftmaxMap(q, q, mask=rule)) is expected
 
 
 def test_numbers_stand_for_missing_tokens() -> None:

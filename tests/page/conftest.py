@@ -48,7 +48,6 @@ class Made:
     """A page and all that it was made from. weights[layer] is (H, n, n), float64."""
 
     tokens: list[str]
-    causal: bool
     weights: list[np.ndarray]
     layers: list[LayerData]
     heads: list[Head]
@@ -60,7 +59,6 @@ class Made:
             self.tokens,
             self.heads,
             name="a <b>model</b>",
-            causal=self.causal,
             kv_heads=self.kv_heads,
             nbytes=1000,
             dense_nbytes=4000,
@@ -120,13 +118,13 @@ def make(
             scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
         weights, lse = _softmax(scores)
         vectors = {"q": q, "k": k, "v": v, "lse": lse.astype(np.float32), "scale": scale} if exact else {}
-        data.append(LayerData(layer + 5, thumbnails(_pooled(weights, 24)), strong(weights), [0], **vectors))
+        data.append(LayerData(layer + 5, thumbnails(_pooled(weights, 24)), strong(weights), causal, [0], **vectors))
         all_weights.append(weights)
         for h in range(heads):
             role = roles[(layer * heads + h) % len(roles)]
             values = {name: 0.05 * i + 0.01 * h for i, name in enumerate(roles[:-1])}
             table.append(Head(layer + 5, h, role, {**values, "duplicate": None}, values, 1.25, 7.5))
-    return Made(tokens, causal, all_weights, data, table, groups)
+    return Made(tokens, all_weights, data, table, groups)
 
 
 TEXT = "the keeper lit the lamp and wrote in the log that night while a storm came over the sea"

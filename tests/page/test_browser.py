@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import clearhead
 import clearhead.page
 from clearhead.page import render
 from clearhead.page.shell import DATA, static
@@ -79,6 +81,45 @@ def test_chips_labels_tables_and_pair_show_python_s_numbers(short: Made, show: S
     assert shares(seen.inner_text())[-1] == pytest.approx(column.max(), abs=6e-4)
     assert shares(opened.text("#pair > b"))[0] == pytest.approx(row[4], abs=6e-5)
     assert "exact" in opened.text("#note")
+
+
+class Mixed(torch.nn.Module):
+    """A causal layer, then one whose mask is a tensor that lets every query see some later keys."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[-2]
+        scattered = (torch.arange(n)[:, None] + torch.arange(n)) % 3 != 0
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(attend(x, x, x, is_causal=True), x, x, attn_mask=scattered)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_causal_layer_beside_one_that_is_not(layer: int, show: Show):
+    x = 1.5 * torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    made = clearhead.look(Mixed(), x, tokens=words(30))
+    page = made.page()
+    assert page.exact == ((0, 0),)
+    assert made.maps[1][0, 0, 3, 4] > 0
+    opened = show(render(page), hash=f"#h={layer}.0")
+    error = 6e-4 if layer == 0 else 0.01
+    for q in (3, 20):
+        row = made.maps[layer][0, 0, q].numpy()
+        for k in (q - 1, q + 1, 29):
+            opened.page.evaluate(f"location.hash = 'h={layer}.0&q={q}&k={k}&dir=from'")
+            opened.settle()
+            said = opened.text("#pair > b")
+            if layer == 0 and k > q:
+                assert said == "cannot be seen"
+            else:
+                assert shares(said)[0] == pytest.approx(row[k], abs=error)
+        chips = opened.page.locator("#chips .chip")
+        for i in range(chips.count()):
+            key = int(chips.nth(i).get_attribute("data-i"))
+            assert shares(chips.nth(i).inner_text())[-1] == pytest.approx(row[key], abs=error)
+        assert sum(shares(opened.text("#chips"))) == pytest.approx(1, abs=5 * error)
+    lines, others = opened.page.locator("#looks tr[data-i]").count(), opened.page.locator("#looks .rest")
+    hidden = int(others.inner_text().split()[0]) if others.count() else 0
+    assert lines + hidden == (21 if layer == 0 else 30)  # the keys that token 20 could see
 
 
 def test_eight_bit_heads_are_within_the_stated_error_and_say_so(quantised: Made, show: Show):

@@ -51,7 +51,7 @@ class LayerData:
     """What the page needs of one layer, batch 0.
 
     layer: its number. thumbs: (H, P, P) uint8, see `thumbnails`. strong: `Strong().result()`.
-    sinks: positions that collect idle attention.
+    causal: whether no query gives weight to a later key. sinks: positions that collect idle attention.
     q (H, T, D), k (G, S, D), v (G, S, Dv), lse (H, T), scale: give them only where each weight is exactly
     exp(scale q·k - lse) over a plain causal or full mask; the page then shows the exact weight.
     """
@@ -59,6 +59,7 @@ class LayerData:
     layer: int
     thumbs: NDArray[np.uint8]
     strong: StrongWeights
+    causal: bool
     sinks: Sequence[int] = ()
     q: Any = None
     k: Any = None
@@ -108,7 +109,6 @@ def build(
     heads: Sequence[HeadLike],
     *,
     name: str,
-    causal: bool,
     kv_heads: int,
     nbytes: int,
     dense_nbytes: int,
@@ -120,7 +120,7 @@ def build(
         layers: one `LayerData` a layer, all with thumbnails of one size.
         tokens: the text in pieces; one query and one key each.
         heads: every head of these layers.
-        name: the model's name. causal: whether a token sees only itself and earlier ones.
+        name: the model's name.
         kv_heads: G, the number of key/value heads. nbytes, dense_nbytes: what the maps hold, and what the
             dense float32 matrices would.
         budget: bytes; default 2, 10 or 25 MB for up to 128, up to 512, or more tokens.
@@ -130,7 +130,7 @@ def build(
     n = len(tokens)
     _check(layers, n, heads)
     limit = default_budget(n) if budget is None else budget
-    facts = _facts(layers, tokens, heads, name, causal, kv_heads, nbytes, dense_nbytes)
+    facts = _facts(layers, tokens, heads, name, kv_heads, nbytes, dense_nbytes)
     thumbs = blob("thumbs", np.concatenate([layer.thumbs.reshape(-1) for layer in layers]).tobytes())
     fixed = _nbytes(shell()) - len(DATA) + len(json_element("facts-data", facts)) + len(thumbs) + _SLACK
     if fixed >= limit:
@@ -178,7 +178,6 @@ def _facts(
     tokens: Sequence[str],
     heads: Sequence[HeadLike],
     name: str,
-    causal: bool,
     kv_heads: int,
     nbytes: int,
     dense_nbytes: int,
@@ -189,7 +188,7 @@ def _facts(
         "format": FORMAT,
         "name": name,
         "tokens": list(tokens),
-        "causal": causal,
+        "causal": all(layer.causal for layer in layers),
         "kvHeads": kv_heads,
         "nbytes": nbytes,
         "denseNbytes": dense_nbytes,
@@ -206,6 +205,7 @@ def _layer_facts(layer: LayerData) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "layer": layer.layer,
         "heads": len(layer.thumbs),
+        "causal": layer.causal,
         "sinks": [int(s) for s in layer.sinks],
     }
     if layer.exact and layer.scale is not None:

@@ -44,7 +44,7 @@ function drawPairs(context, width, leading) {
 function paintSides(leading) {
   const from = view.direction === "from",
     weights = along(leading),
-    { causal } = view.trace;
+    { causal } = view.weights;
   for (const side of document.querySelectorAll("#columns-in .side")) {
     const i = Number(side.dataset.i),
       isQuery = side.classList.contains("query"),

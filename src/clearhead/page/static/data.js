@@ -92,14 +92,9 @@ function unpackRows(raw, n, keyWidth) {
 
 // Everything a pane may ask about one head's weights.
 class HeadWeights {
-  constructor(facts, rows) {
-    Object.assign(this, {
-      n: facts.tokens.length,
-      causal: facts.causal,
-      floor: facts.threshold,
-      exact: false,
-      ...rows,
-    });
+  // causal: of the head's own layer; another layer's may differ.
+  constructor({ tokens, threshold }, { causal }, rows) {
+    Object.assign(this, { n: tokens.length, causal, floor: threshold, exact: false, ...rows });
   }
   // q, k, lse: the exact weight is exp(scale q·k - lse).
   setVectors(vectors) {
@@ -186,10 +181,11 @@ export class Trace {
         "This file is damaged",
         `The weights of layer ${layer}, head ${head} are missing, ${AGAIN}`,
       );
-    const weights = new HeadWeights(this, unpackRows(raw, this.n, this.keyWidth));
+    const own = this.byLayer.get(layer);
+    const weights = new HeadWeights(this, own, unpackRows(raw, this.n, this.keyWidth));
     const query = await blob("q." + name);
     if (!query) return weights;
-    const { d, scale, groups, heads } = this.byLayer.get(layer);
+    const { d, scale, groups, heads } = own;
     const shared = await blob(`kv.${layer}.${Math.floor(head / (heads / groups))}`);
     const mine = joined(query, 0, query.length / 4, 4, Float32Array);
     const theirs = joined(shared, 0, shared.length / 4, 4, Float32Array);

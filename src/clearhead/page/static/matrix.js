@@ -62,7 +62,7 @@ function cellsPicture({ i0, i1, j0, j1 }) {
     image = context.createImageData(canvas.width, canvas.height);
   for (let i = i0; i < i1; i++) {
     const row = view.weights.row(i);
-    for (let j = j0, end = view.trace.causal ? Math.min(j1, i + 1) : j1; j < end; j++)
+    for (let j = j0, end = view.weights.causal ? Math.min(j1, i + 1) : j1; j < end; j++)
       put(image, 4 * ((i - i0) * canvas.width + j - j0), weightTint(i, j, row[j]));
   }
   context.putImageData(image, 0, 0);
@@ -82,7 +82,7 @@ const cellCaption = () =>
 
 // The largest weight under each pixel, from the weights that the file holds.
 function pooledPicture() {
-  const { n, causal } = view.trace,
+  const { n, causal } = view.weights,
     per = PIXEL / port.size,
     side = Math.ceil(n / per);
   const most = new Float32Array(side * side);
@@ -162,14 +162,14 @@ function paintFrame(context, right, bottom) {
   context.moveTo(MARGIN.left - 0.5, bottom);
   context.lineTo(MARGIN.left - 0.5, MARGIN.top - 0.5);
   context.lineTo(right, MARGIN.top - 0.5);
-  if (view.trace.causal && port.size < 13)
+  if (view.weights.causal && port.size < 13)
     (context.moveTo(across(0), down(0)), context.lineTo(right, bottom));
   context.stroke();
 }
 
 // Two hairlines along the row of the query and the column of the key; at small cells one.
 function paintCross(context, right, bottom) {
-  const { causal } = view.trace,
+  const { causal } = view.weights,
     query = queryOf(),
     key = keyOf(),
     { size } = port,
@@ -330,7 +330,7 @@ function cellAt(event) {
 
 function matrixKey(event) {
   const step = Math.max(1, Math.round(1 / port.size)),
-    { n, causal } = view.trace;
+    { n, causal } = view.weights;
   const move = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] }[
     event.key
   ];

@@ -50,9 +50,9 @@ export function sentence(facts, layer, head) {
     sink: `Rests on ${sinks || "the first token"} whatever the query: ${score("sink")} of its attention`,
     previous: `Looks one token back: ${score("previous")} of its attention`,
     induction: `Looks at what followed the query token last time: ${score("induction")} of repeated tokens’ attention`,
-    duplicate: `Looks at ${facts.causal ? "earlier" : "other"} copies of the query token: ${score("duplicate")} of repeated tokens’ attention`,
+    duplicate: `Looks at ${layer.causal ? "earlier" : "other"} copies of the query token: ${score("duplicate")} of repeated tokens’ attention`,
     self: `Looks at the query token itself: ${score("self")} of its attention`,
-    local: `Looks 2 to 8 tokens ${facts.causal ? "back" : "away"}: ${score("local")} of its attention`,
+    local: `Looks 2 to 8 tokens ${layer.causal ? "back" : "away"}: ${score("local")} of its attention`,
   }[head.role];
   if (said) return said + ".";
   if (head.role === "broad")

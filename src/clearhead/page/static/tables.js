@@ -79,7 +79,7 @@ function fill(table, word, weights, chosen, among, total) {
 
 function drawTables() {
   if (getComputedStyle($("#tables")).display === "none") return;
-  const { trace, weights } = view,
+  const { weights } = view,
     from = view.direction === "from",
     leading = shownToken(),
     led = leading !== view.token;
@@ -87,7 +87,7 @@ function drawTables() {
     key = from ? keyOf() : leading;
   if (!led || from) {
     $("#looks-title").replaceChildren(naming(query, "query"), " looks at");
-    fill($("#looks"), "key", weights.row(query), led ? -1 : key, trace.causal ? query + 1 : trace.n, 1);
+    fill($("#looks"), "key", weights.row(query), led ? -1 : key, weights.causal ? query + 1 : weights.n, 1);
   }
   if (!led || !from) {
     $("#seen-title").replaceChildren(naming(key, "key"), " is looked at by");
@@ -96,7 +96,7 @@ function drawTables() {
       "query",
       weights.column(key),
       led ? -1 : query,
-      trace.causal ? trace.n - key : trace.n,
+      weights.causal ? weights.n - key : weights.n,
       null,
     );
   }

@@ -157,7 +157,7 @@ function paintText() {
   const token = shownToken(),
     from = view.direction === "from";
   weightsNow = along(token);
-  const { causal, n } = view.trace;
+  const { causal, n } = view.weights;
   muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : n);
   paintTints(token);
   paintLabels();
