@@ -15,13 +15,12 @@ import clearhead
 ROOT = Path(clearhead.__file__).parent
 # From the ground up; what stands in one line does not know of each other.
 FLOORS = [
-    ["errors", "_format", "_version", "_plain", "reference"],
-    ["_checks"],
+    ["errors", "_format", "_progress", "_version", "_plain", "reference"],
+    ["_checks", "_watch"],
     ["masks"],
     ["scores"],
-    ["kernels.tiles", "kernels"],
+    ["kernels"],
     ["maps"],
-    ["kernels.fused"],
     ["functional"],
     ["recording", "heads", "zoo", "tokens"],
     ["page"],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead import (
+    DenseMap,
     DTypeError,
     RecordingError,
     ShapeError,
@@ -392,3 +393,69 @@ def test_trap_19_column_sums_do_not_lose_what_comes_late() -> None:
     k = torch.tensor([math.log(9.0), 0.0])[None, None, :, None]
     got = SoftmaxMap(q, k, scale=1.0).received()[0, 0]
     torch.testing.assert_close(got / n, torch.tensor([0.9, 0.1]), rtol=2e-7, atol=0)
+
+
+def test_gradients_of_a_bias_alone() -> None:
+    """A trainable bias over frozen q and k: what was read before without gradients must not be reused."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 5, 4, dtype=torch.float64), torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    table = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
+
+    def read(bias: Tensor, extra: Tensor) -> Tensor:
+        attn = SoftmaxMap(q, k, bias=bias, sinks=extra, mask=masks.causal())
+        with torch.no_grad():
+            attn.entropy()
+        return attn.pick(3, 2)
+
+    assert torch.autograd.gradcheck(read, (table, sinks))
+    attn = SoftmaxMap(q, k, bias=table)
+    for _ in range(2):
+        attn.pick(3, 2).sum().backward()
+
+
+def test_an_overwritten_mask_or_bias_is_noticed() -> None:
+    mask, bias, sinks = torch.ones(4, 4, dtype=torch.bool), torch.zeros(4, 4), torch.zeros(1)
+    for tensor in (mask, bias, sinks):
+        attn = SoftmaxMap(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=mask, bias=bias, sinks=sinks)
+        attn.entropy()
+        tensor.fill_(1)
+        with pytest.raises(RecordingError, match="its q, k, mask or bias was overwritten"):
+            attn.to_dense()
+
+
+def test_lse_is_the_callers_own() -> None:
+    attn = SoftmaxMap(torch.randn(5, 4), torch.randn(5, 4))
+    before = attn.to_dense()
+    attn.lse.zero_()
+    assert torch.equal(attn.to_dense(), before)
+
+
+def test_a_uniform_map_has_the_dimensions_of_its_map() -> None:
+    average = average_heads(SoftmaxMap(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)))
+    assert repr(average.uniform()).startswith("Uniform(B=2, T=5, S=5")
+    with pytest.raises(ShapeError, match="expected a map with a head dimension"):
+        average_heads(average.uniform())
+
+
+def test_a_nan_under_a_negative_weight_is_not_lost() -> None:
+    out = DenseMap(torch.tensor([[-1.0, 2.0]])) @ torch.tensor([[torch.nan], [1.0]])
+    assert out.isnan().all()
+
+
+def test_no_heads_have_no_weights() -> None:
+    attn = SoftmaxMap(torch.randn(2, 4, 5, 4), torch.randn(2, 2, 5, 4))[:, []]
+    assert attn.pick(0, 0).shape == (2, 0)
+    assert attn.to_dense().shape == (2, 0, 5, 5)
+
+
+def test_one_layer_of_a_tuple_reads_no_other() -> None:
+    layers = (torch.rand(1, 2, 6, 6), torch.rand(1, 2, 6, 6))
+    one = DenseMap(layers)[0]
+    assert one.nbytes == layers[0].nbytes
+    torch.testing.assert_close(one[0].to_dense(), layers[0][0])
+
+
+def test_trap_22_no_features() -> None:
+    with pytest.raises(ShapeError, match=r"q and k have no features \(D = 0\)"):
+        SoftmaxMap(torch.zeros(3, 0), torch.zeros(3, 0))

@@ -222,3 +222,10 @@ def test_rules_that_do_not_fit_say_so(rule: MaskRule, message: str) -> None:
     for wrapped in (rule, rule & masks.causal(), masks.causal() | rule, ~rule):
         with pytest.raises(ShapeError, match=message):
             wrapped.check(2, 3, 4, 6)
+
+
+def test_a_dense_mask_knows_its_empty_and_full_blocks() -> None:
+    bound = masks.dense(torch.ones(6, 6, dtype=torch.bool).tril()).bind(6, 6)
+    assert bound.block(slice(0, 2), slice(2, 6)) is Coverage.EMPTY
+    assert bound.block(slice(4, 6), slice(0, 4)) is Coverage.FULL
+    assert bound.block(slice(0, 3), slice(0, 3)) is Coverage.MIXED

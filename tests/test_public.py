@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import importlib
 import inspect
 import pkgutil
@@ -26,31 +25,16 @@ def test_names_are_sorted_and_few() -> None:
 
 
 @pytest.mark.parametrize("name", clearhead.__all__)
-def test_every_name_resolves_and_reports_the_package(name: str) -> None:
+def test_every_name_resolves_and_its_source_can_be_read(name: str) -> None:
+    """A student reads the source with `??`: so classes keep their own module, where inspect finds them."""
     thing = getattr(clearhead, name)
-    if inspect.isclass(thing) or inspect.isfunction(thing):
-        assert thing.__module__ == "clearhead"
+    if inspect.isclass(thing) and issubclass(thing, Exception):
+        assert thing.__module__ == "clearhead"  # as a traceback names it
+    elif inspect.isclass(thing) or inspect.isfunction(thing):
         assert thing.__doc__
+        assert thing.__doc__[:40] in inspect.getsource(thing)
     else:
         assert isinstance(thing, (ModuleType, str))
-
-
-def test_examples_of_public_names_run() -> None:
-    """Here too: pytest looks for doctests where `__module__` says, which is not where the classes are written."""
-    finder, runner, tried = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(), 0
-    for name in clearhead.__all__:
-        thing = getattr(clearhead, name)
-        if inspect.isclass(thing) or inspect.isfunction(thing):
-            for case in finder.find(thing, name, module=False, globs=_globals(thing)):  # type: ignore[arg-type]
-                tried += runner.run(case).attempted
-    assert tried > 0
-    assert runner.failures == 0
-
-
-def _globals(thing: object) -> dict[str, object]:
-    """The names of the module in which a class or function is written."""
-    functions = [thing, *vars(thing).values()] if inspect.isclass(thing) else [thing]
-    return next((f.__globals__ for f in functions if inspect.isfunction(f)), {})
 
 
 def test_unknown_names_are_attribute_errors() -> None:

@@ -65,7 +65,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"clearhead.{name}")
     if name in _HOMES:
         found = getattr(importlib.import_module(f"clearhead.{_HOMES[name]}"), name)
-        found.__module__ = "clearhead"  # where users find it, and where it stays when files move
         globals()[name] = found
         return found
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")

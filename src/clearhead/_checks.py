@@ -24,6 +24,13 @@ def check_broadcast(what: str, tensor: Tensor, full: tuple[int, int, int, int]) 
         raise ShapeError(f"{what} of shape {tuple(tensor.shape)} does not broadcast to (B, H, T, S) = {full}.")
 
 
+def four(tensor: Tensor) -> Tensor:
+    """(T, D) and (B, T, D) as (1, 1, T, D) and (B, 1, T, D): one head. (B, H, T, D) as it is."""
+    if tensor.ndim == 4:
+        return tensor
+    return tensor[None, None] if tensor.ndim == 2 else tensor[:, None]
+
+
 def check_count(call: str, name: str, value: object, *, at_least: int) -> None:
     """Raise unless `value` is an integer of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
@@ -53,6 +60,8 @@ def _check_dtypes(arrived: str, tensors: Sequence[Tensor]) -> None:
 def _check_sizes(arrived: str, q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
     if not 2 <= q.ndim <= 4 or k.ndim != q.ndim:
         raise ShapeError(f"{arrived}: expected (B, H, T, D), (B, T, D) or (T, D), and the same rank for q and k.")
+    if q.shape[-1] == 0:
+        raise ShapeError(f"{arrived}: q and k have no features (D = 0), so there is nothing to compare.")
     if q.shape[-1] != k.shape[-1]:
         raise ShapeError(f"{arrived}: q and k must have the same last dimension D (a score is their dot product).")
     if q.ndim > 2 and q.shape[0] != k.shape[0]:

@@ -7,12 +7,11 @@ import warnings
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead._checks import check_qkv, describe
+from clearhead._checks import check_qkv, describe, four
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import fused
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import MaskRule, causal, dense
-from clearhead.scores import dense_bias
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -29,9 +28,9 @@ def scaled_dot_product_attention(
 ) -> tuple[Tensor, SoftmaxMap]:  # (B, H, T, Dv), map (B, H, T, S)
     """softmax(scale · Q Kᵀ + mask) V, and the softmax as a lazy map.
 
-    The output is `torch.nn.functional.scaled_dot_product_attention`'s, bit for bit, for every argument that function
-    takes. `attn_mask` may also be a rule of `clearhead.masks`: it never becomes a T×S tensor, since the fused kernel is
-    run per block of queries over the keys that the block may see.
+    The output is `torch.nn.functional.scaled_dot_product_attention`'s, bit for bit, for 2-D to 4-D inputs and every
+    other argument that function takes. `attn_mask` may also be a rule of `clearhead.masks`: it never becomes a T×S
+    tensor, since the fused kernel is run per block of queries over the keys that the block may see.
 
     Differences from PyTorch, each an error and not a guess: `is_causal=True` with T ≠ S (PyTorch is silently
     upper-left); a (B, T, S) mask beside 4-D queries. The reported weights are those before dropout.
@@ -52,15 +51,18 @@ def scaled_dot_product_attention(
     if q.ndim == 4 and q.shape[1] != k.shape[1] and not enable_gqa:
         raise ShapeError(f"{call}: {q.shape[1]} query heads and {k.shape[1]} key heads: pass enable_gqa=True.")
     mask, bias = _split_mask(attn_mask, q.ndim)
+    given = attn_mask if isinstance(attn_mask, Tensor) else None
+    if given is not None and bias is None:
+        given = given.bool()  # 0/1 integers, which PyTorch does not take
+        _warn_of_an_inverted_mask(given, q, k)
     if is_causal:
         mask = causal() if mask is None else mask & causal()
-    attn = SoftmaxMap(q, k, v=v, mask=mask, bias=None if bias is None else dense_bias(bias), scale=scale)
-    if isinstance(attn_mask, MaskRule) or (is_causal and attn_mask is not None):
-        return fused.attention(attn, dropout_p), attn
-    if attn_mask is not None and not attn_mask.is_floating_point():
-        attn_mask = attn_mask.bool()  # 0/1 integers, which PyTorch does not take
-        _warn_of_an_inverted_mask(attn_mask, q, k)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale)
+    if mask is not None and (isinstance(attn_mask, MaskRule) or (is_causal and given is not None)):
+        bound = mask.bind(*attn.shape[-2:])
+        out = fused.attention(four(q), four(k), four(v), bound, bias=attn.bias, scale=scale, dropout_p=dropout_p)
+        return out.reshape(*q.shape[:-1], v.shape[-1]), attn
+    out = F.scaled_dot_product_attention(q, k, v, given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out, attn
 
 

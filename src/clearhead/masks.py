@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from clearhead._checks import check_broadcast, check_count, describe
+from clearhead._watch import HoldsTensors
 from clearhead.errors import DTypeError, ShapeError
 
 __all__ = [
@@ -54,7 +55,7 @@ class Coverage(IntEnum):
     FULL = 2
 
 
-class MaskRule:
+class MaskRule(HoldsTensors):
     """Which (query, key) pairs may attend. Subclasses say `allows`, and where they can, `coverage`."""
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
@@ -287,8 +288,8 @@ class FirstTokens(MaskRule):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         if isinstance(self.count, Tensor):
-            return (k < self.count.to(k.device)[b]) & (q >= 0)
-        return (k < self.count) & (q >= 0)
+            return k < self.count.to(k.device)[b]
+        return k < self.count
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         counts = self.count if isinstance(self.count, Tensor) else torch.tensor([self.count])
@@ -346,7 +347,8 @@ class Padding(MaskRule):
         return seen if self.queries is None else seen & self.queries.to(k.device)[b, q]
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        return min(_share(self.keys, cols), _share(self.queries, rows))
+        parts = [real[:, part] for real, part in ((self.keys, cols), (self.queries, rows)) if real is not None]
+        return min(map(_share, parts))
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         for name, real, size in (("keys", self.keys, S), ("queries", self.queries, T)):
@@ -436,6 +438,10 @@ class Dense(MaskRule):
         at = [i if size != 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), mask.shape, strict=True)]
         return mask[at[0], at[1], at[2], at[3]]
 
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        rows, cols = (part if n > 1 else slice(None) for part, n in zip((rows, cols), self.mask.shape[2:], strict=True))
+        return _share(self.mask[:, :, rows, cols])
+
     def check(self, B: int, H: int, T: int, S: int) -> None:
         check_broadcast("a mask tensor", self.mask, (B, H, T, S))
 
@@ -480,10 +486,8 @@ def as_rule(mask: MaskRule | Tensor) -> MaskRule:
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 
-def _share(real: Tensor | None, part: slice) -> Coverage:
-    if real is None:
-        return Coverage.FULL
-    flags = real[:, part]
+def _share(flags: Tensor) -> Coverage:
+    """Whether all of the flags are set, or none."""
     if bool(flags.all()):
         return Coverage.FULL
     return Coverage.MIXED if bool(flags.any()) else Coverage.EMPTY

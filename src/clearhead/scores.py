@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_broadcast, describe
+from clearhead._checks import check_broadcast, check_count, describe
+from clearhead._watch import HoldsTensors
 from clearhead.errors import DTypeError, ShapeError
 
 __all__ = ["Bias", "alibi", "alibi_slopes", "as_bias", "dense_bias", "softcap", "t5_bias", "t5_buckets"]
 
 
-class Bias:
+class Bias(HoldsTensors):
     """A number added to each score; -inf hides the pair. Subclasses say `values`."""
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
@@ -157,6 +158,7 @@ def alibi_slopes(heads: int) -> Tensor:
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
+    check_count("alibi_slopes", "heads", heads, at_least=1)
     power = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     more = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1)][::2]

@@ -76,3 +76,18 @@ def test_token_ids_of_another_length_are_refused() -> None:
         RelationMass(attn, relations.same_token(IDS))
     with pytest.raises(ShapeError, match=r"token ids of a sequence.*int64 tensor of shape \(1, 7\)"):
         relations.induction(IDS[None])
+
+
+def test_relations_are_between_tokens_not_rows_of_a_selection() -> None:
+    attn = SoftmaxMap(torch.randn(2, 6, 8), torch.randn(2, 6, 8))
+    with pytest.raises(ShapeError, match="relations need every query"):
+        RelationMass(attn[:, [1, 3]], relations.previous())
+    with pytest.raises(ShapeError, match="relations need every query"):
+        relations.LateReceived(attn[:, [1, 3]], 9)
+
+
+def test_late_received_counts_who_may_see_a_key() -> None:
+    attn = SoftmaxMap(torch.zeros(1, 1, 20, 4), torch.zeros(1, 1, 20, 4), mask=masks.causal())[0]
+    count = relations.LateReceived(attn, 9, count=True)
+    tiles.stream(attn, count)
+    assert count.result[0].tolist() == [max(0, 11 - s) for s in range(20)]

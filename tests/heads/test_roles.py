@@ -86,6 +86,16 @@ def test_sinks_are_not_only_the_first_token(ids: Tensor) -> None:
     assert head.scores["local"] == pytest.approx(0, abs=1e-5)  # resting on a sink nearby is no evidence
 
 
+def test_a_sink_late_in_the_text_needs_no_larger_share(ids: Tensor) -> None:
+    """6 % of the attention of the queries that may see it, wherever it stands (7 % here)."""
+    q, k = torch.zeros(1, 1, T, 1), torch.zeros(1, 1, T, 1)
+    bias = torch.zeros(T, T)
+    bias[:, 80] = torch.log(0.07 / 0.93 * torch.arange(T))  # α = e^b / (e^b + t)
+    attn = SoftmaxMap(q, k, mask=CAUSAL, bias=bias)[0]
+    assert attn[0, :, 80][90:] == pytest.approx([0.07] * (T - 90), rel=1e-4)
+    assert score_layer(attn, ids).sinks == [0, 80]
+
+
 def test_trap_27_every_score_has_the_uniform_baseline_beside_it(ids: Tensor) -> None:
     _, head = score(torch.rand(T, T) > 0.5, ids)
     assert head.scores.keys() == head.baselines.keys() == {*ROLES, "first"} - {"other"}

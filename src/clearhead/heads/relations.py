@@ -89,12 +89,20 @@ def _ids(ids: Tensor) -> Tensor:
     return ids
 
 
+def _whole(attn: AttentionMap) -> tuple[int, int]:
+    """T and S of a map whose queries are the last T positions: relations are between tokens, not between rows."""
+    T, S = attn.shape[-2:]
+    if not torch.equal(attn.positions, torch.arange(S - T, S, device=attn.device)):
+        raise ShapeError(f"relations need every query: {attn!r} is a selection; measure the whole map, then select.")
+    return T, S
+
+
 class RelationMass:
     """A reducer: for every query, the weight on the keys a relation expects. Result (…, T)."""
 
     def __init__(self, attn: AttentionMap, relation: MaskRule) -> None:
-        T, S = attn.shape[-2:]
-        self.result = attn._like().new_zeros(attn.shape[:-1])
+        T, S = _whole(attn)
+        self.result = attn.like.new_zeros(attn.shape[:-1])
         relation.check(1, 1, T, S)
         self._bound = relation.bind(T, S)
         self._one = torch.zeros(1, dtype=torch.long, device=attn.device)
@@ -113,17 +121,21 @@ class RelationMass:
 
 
 class LateReceived:
-    """A reducer: the weight each key receives from queries at least `distance` away. Result (…, S), float64 sums."""
+    """A reducer: what each key receives from queries at least `distance` away. Result (…, S), float64 sums.
 
-    def __init__(self, attn: AttentionMap, distance: int) -> None:
-        T, S = attn.shape[-2:]
-        self.result = attn._like().new_zeros((*attn.shape[:-2], S), dtype=torch.float64)
-        self._near = (~far(distance)).bind(T, S)
+    With `count=True`, how many such queries give it any weight: of a uniform head, how many may see it.
+    """
+
+    def __init__(self, attn: AttentionMap, distance: int, *, count: bool = False) -> None:
+        T, S = _whole(attn)
+        self.result = attn.like.new_zeros((*attn.shape[:-2], S), dtype=torch.float64)
+        self._near, self._count = (~far(distance)).bind(T, S), count
         self._one = torch.zeros(1, dtype=torch.long, device=attn.device)
 
     def update(self, tile: Tile) -> None:
-        self.result[..., tile.cols] += tile.weights.sum(-2)
+        weights = (tile.weights > 0).to(tile.weights.dtype) if self._count else tile.weights
+        self.result[..., tile.cols] += weights.sum(-2)
         for cols in visible_runs(self._near, tile.rows, tile.cols):
             t, s = self._near.tile(tile.rows, cols, self._one, self._one)[0, 0].nonzero(as_tuple=True)
-            near = tile.weights[..., t, s + cols.start - tile.cols.start]
+            near = weights[..., t, s + cols.start - tile.cols.start]
             self.result.index_add_(-1, s + cols.start, -near.to(torch.float64))

@@ -127,7 +127,7 @@ class _Pass:
     """Everything the scores need of one map, gathered in one pass."""
 
     def __init__(self, attn: AttentionMap, expected: Mapping[str, MaskRule]) -> None:
-        lead, T, like = attn.shape[:-2], attn.shape[-2], attn._like()
+        lead, T, like = attn.shape[:-2], attn.shape[-2], attn.like
         self.attn, self.expected = attn, expected
         self.masses = {name: relations.RelationMass(attn, rule) for name, rule in expected.items()}
         self.entropy = reduce.PerQuery(lead, T, like, reduce.entropy)
@@ -156,25 +156,19 @@ class _Pass:
         T, S = self.attn.shape[-2:]
         t, one = torch.arange(T, device=sinks.device), sinks.new_zeros(1, 1)
         on_sinks = self.expected[name].allows(one, one, t[:, None], sinks, T, S)
-        return (self.masses[name].result > 0) & ~((self.attn._columns(sinks) > 0) & on_sinks).any(-1)
+        return (self.masses[name].result > 0) & ~((self.attn.columns(sinks) > 0) & on_sinks).any(-1)
 
-    def sinks(self) -> Tensor:
-        """The first token, and every key that gets 6 % of the attention from far away, mean over heads."""
-        positions = self.attn.positions[self.attends.any(0)]
-        queries = _far_queries(positions, self.attn.shape[-1])
-        found = self.late.result.mean(0) / queries.clamp(min=1) >= SINK_SHARE
+    def sinks(self, queries: Tensor) -> Tensor:
+        """The first token, and every key that gets 6 % of the attention of far queries that see it, mean over heads.
+
+        `queries` (H or 1, S): how many those are.
+        """
+        found = (self.late.result / queries.clamp(min=1)).mean(0) >= SINK_SHARE
         found[0] = True
         return found.nonzero().squeeze(-1)
 
 
-def _far_queries(positions: Tensor, S: int) -> Tensor:
-    """For each key, how many of the positions are at least SINK_DISTANCE after it (or before it)."""
-    at = torch.arange(S, device=positions.device)
-    ordered = positions.sort().values
-    after = ordered.numel() - torch.searchsorted(ordered, at + SINK_DISTANCE)
-    return after + torch.searchsorted(ordered, at - SINK_DISTANCE, right=True)
-
-
+@torch.no_grad()
 def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer) -> LayerScores:
     """Score every head of a map (H, T, S) over the token ids (S,), in one pass that `more` reducers share.
 
@@ -195,8 +189,9 @@ def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer) -> LayerScores:
     alike = attn[:1] if attn.heads_alike else attn
     seen, even = _Pass(attn, expected), _Pass(alike.uniform(), expected)
     stream(attn, *seen.reducers(), *more)
-    stream(even.attn, *even.reducers())
-    sinks, heads = seen.sinks(), attn.shape[0]
+    far = relations.LateReceived(even.attn, SINK_DISTANCE, count=True)
+    stream(even.attn, *even.reducers(), far)
+    sinks, heads = seen.sinks(far.result), attn.shape[0]
     return LayerScores(
         _scores(seen, even, sinks, heads),
         _scores(even, even, sinks, heads),

@@ -7,57 +7,81 @@ no mask of 268 million entries.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.kernels import tiles
-from clearhead.maps.softmax import SoftmaxMap
-from clearhead.masks import Coverage, block_indices
+from clearhead.masks import BoundMask, Coverage, block_indices
+from clearhead.scores import Bias
 
 ROWS = 512  # queries a call: enough to keep the kernel busy, few enough that a block's mask is small
 MASK_ELEMENTS = 1 << 23  # and never a block mask of more than 8 MB
 
 
-def attention(attn: SoftmaxMap, dropout_p: float = 0.0) -> Tensor:
-    """softmax(...) V of a map made with v, (…, T, Dv): the fused kernel, block of queries by block of queries."""
-    q, k, v = attn._q, attn._k, attn._v
-    if v is None:
-        raise ValueError("fused.attention needs a map made with v=.")
+def attention(
+    q: Tensor,  # (B, H, T, D)
+    k: Tensor,  # (B, G, S, D)
+    v: Tensor,  # (B, G, S, Dv)
+    mask: BoundMask,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:  # (B, H, T, Dv)
+    """softmax(scale · Q Kᵀ + bias, masked) V, block of queries by block of queries; 0 where nothing may be seen."""
+    hidden = _Hidden(mask, bias, q)
     height = max(1, min(ROWS, MASK_ELEMENTS // max(1, k.shape[2])))
-    parts = [_rows(attn, v, rows, dropout_p) for rows in tiles.split(slice(0, q.shape[2]), height)]
-    out = torch.cat(parts, 2) if parts else q.new_zeros(*q.shape[:3], v.shape[-1])
-    return out.reshape(*attn.shape[:-1], v.shape[-1])
+    parts = []
+    for rows in tiles.split(slice(0, q.shape[2]), height):
+        runs = tiles.visible_runs(mask, rows, slice(0, k.shape[2]))
+        if not runs:
+            parts.append(_nothing(q[:, :, rows], v))
+            continue
+        some_k, some_v, within = _side_by_side(k, runs), _side_by_side(v, runs), hidden.block(rows, runs)
+        parts.append(
+            F.scaled_dot_product_attention(
+                q[:, :, rows], some_k, some_v, within, dropout_p, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        )
+    return torch.cat(parts, 2) if parts else q.new_zeros(*q.shape[:3], v.shape[-1])
 
 
-def _rows(attn: SoftmaxMap, v: Tensor, rows: slice, dropout_p: float) -> Tensor:
-    """The output of some queries, (B, H, t, Dv); 0 where they may attend to nothing."""
-    q, S = attn._q[:, :, rows], v.shape[2]
-    runs = tiles.visible_runs(attn, rows, slice(0, S))
-    if not runs:
-        return (q.sum(-1, keepdim=True) * 0).nan_to_num().expand(*q.shape[:3], v.shape[-1]).to(v.dtype)
-    k, v = (torch.cat([t[:, :, run] for run in runs], 2) if len(runs) > 1 else t[:, :, runs[0]] for t in (attn._k, v))
-    mask = _mask(attn, rows, runs)
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=attn.scale, enable_gqa=grouped)
+def _side_by_side(tensor: Tensor, runs: list[slice]) -> Tensor:
+    """The keys of some runs, (B, G, s, D); of one run a view."""
+    parts = [tensor[:, :, run] for run in runs]
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 
-def _mask(attn: SoftmaxMap, rows: slice, runs: list[slice]) -> Tensor | None:
-    """The small mask of one block of queries over its visible runs, or None where they see all of it."""
-    if attn.bias is None and all(attn.block(rows, run) is Coverage.FULL for run in runs):
-        return None
-    parts = [_block_mask(attn, rows, run) for run in runs]
-    B, H = (max(p.shape[dim] for p in parts) for dim in (0, 1))
-    return torch.cat([p.expand(B, H, -1, -1) for p in parts], -1)
+def _nothing(q: Tensor, v: Tensor) -> Tensor:
+    """The output of queries that may attend to nothing: 0, and on the graph, so that their gradients are 0 too."""
+    return (q.sum(-1, keepdim=True) * 0).nan_to_num().expand(*q.shape[:3], v.shape[-1])
 
 
-def _block_mask(attn: SoftmaxMap, rows: slice, run: slice) -> Tensor:
-    """Bool where there is a mask alone; with a bias its values, -inf where the mask hides, in q's dtype."""
-    T, S = attn.shape[-2:]
-    seen = None if attn.mask is None else attn.mask.bind(T, S).tile(rows, run, attn._b, attn._h)
-    if attn.bias is None:
-        assert seen is not None, "a block without mask and bias is FULL"
-        return seen
-    bias = attn.bias.values(*block_indices(rows, run, attn._b, attn._h), T, S).to(attn._q.dtype)
-    bias = bias.expand(*bias.shape[:2], rows.stop - rows.start, run.stop - run.start)
-    return bias if seen is None else torch.where(seen, bias, -torch.inf)
+@dataclass(frozen=True)
+class _Hidden:
+    """What hides or moves the scores of a block, as the small tensor that PyTorch's function takes."""
+
+    mask: BoundMask
+    bias: Bias | None
+    q: Tensor
+
+    def block(self, rows: slice, runs: list[slice]) -> Tensor | None:
+        """The runs side by side, (B or 1, H or 1, t, s); None where the queries see all of them, unmoved."""
+        if self.bias is None and all(self.mask.block(rows, run) is Coverage.FULL for run in runs):
+            return None
+        parts = [self._run(rows, run) for run in runs]
+        B, H = (max(part.shape[dim] for part in parts) for dim in (0, 1))
+        return torch.cat([part.expand(B, H, -1, -1) for part in parts], -1)
+
+    def _run(self, rows: slice, run: slice) -> Tensor:
+        """Bool where there is a mask alone; with a bias its values, -inf where the mask hides, in q's dtype."""
+        batches, heads = (torch.arange(n, device=self.q.device) for n in self.q.shape[:2])
+        seen = self.mask.tile(rows, run, batches, heads)
+        if self.bias is None:
+            return seen
+        at = block_indices(rows, run, batches, heads)
+        bias = self.bias.values(*at, self.mask.T, self.mask.S).to(self.q.dtype)
+        return torch.where(seen, bias, -torch.inf)

@@ -132,7 +132,7 @@ class AttentionMap(ABC):
         """Weights where an integer query or key was given, the map itself otherwise."""
         S = self.shape[-1]
         if isinstance(s, int):
-            column = self._columns(torch.tensor([position(s, S, "key")], device=self.device))[..., 0]
+            column = self.columns(torch.tensor([position(s, S, "key")], device=self.device))[..., 0]
             return column[..., 0] if isinstance(t, int) else column
         if isinstance(t, int):
             return self.to_dense()[..., 0, :]
@@ -169,12 +169,12 @@ class AttentionMap(ABC):
         O(D) a pair.
         """
         t, s = self._pairs(t, s)
-        reducer = reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self._like())
+        reducer = reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self.like)
         tiles.stream(self, reducer)
         return reducer.result.reshape((*self.shape[:-2], *t.shape))
 
-    def _columns(self, keys: Tensor) -> Tensor:
-        """The weights on a few keys, (…, T, keys)."""
+    def columns(self, keys: Tensor) -> Tensor:
+        """The weights on some keys (n,), (…, T, n). Cost for a SoftmaxMap, once lse is known: O(T·n·D)."""
         return self.pick(torch.arange(self.shape[-2], device=self.device)[:, None], keys)
 
     def _pairs(self, t: Tensor | int, s: Tensor | int) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ class AttentionMap(ABC):
 
     def to_dense(self) -> Tensor:
         """All weights, (…, T, S): the only way to a T×S tensor. `dense_nbytes` says what it takes."""
-        collect = reduce.Collect(self.shape, self._like())
+        collect = reduce.Collect(self.shape, self.like)
         tiles.stream(self, collect)
         return collect.dense
 
@@ -219,7 +219,7 @@ class AttentionMap(ABC):
         if bool(finite.all()):
             return self._finite_product(x, transposed=transposed)
         reached = self._finite_product((~finite).to(x.dtype), transposed=transposed)
-        return self._finite_product(x.where(finite, 0), transposed=transposed).masked_fill(reached > 0, torch.nan)
+        return self._finite_product(x.where(finite, 0), transposed=transposed).masked_fill(reached != 0, torch.nan)
 
     def _finite_product(self, x: Tensor, *, transposed: bool) -> Tensor:
         product = reduce.Product(self.shape[:-2], self.shape[-1 if transposed else -2], x, transposed=transposed)
@@ -256,7 +256,7 @@ class AttentionMap(ABC):
     @torch.no_grad()
     def received(self) -> Tensor:
         """Σ_t A[t, s], the attention each key receives, (…, S); summed in float64."""
-        per_key = reduce.PerKey(self.shape[:-2], self.shape[-1], self._like())
+        per_key = reduce.PerKey(self.shape[:-2], self.shape[-1], self.like)
         tiles.stream(self, per_key)
         return per_key.result
 
@@ -267,8 +267,8 @@ class AttentionMap(ABC):
         """
         at = torch.unique(index_tensor(keys, self.shape[-1], "mass: key", self.device))
         if at.numel() <= FEW_KEYS:
-            return self._columns(at).sum(-1)
-        chosen = self._like().new_zeros(self.shape[-1], 1)
+            return self.columns(at).sum(-1)
+        chosen = self.like.new_zeros(self.shape[-1], 1)
         chosen[at] = 1
         return (self @ chosen)[..., 0]
 
@@ -280,7 +280,7 @@ class AttentionMap(ABC):
         """
         if not 1 <= k <= self.shape[-1]:
             raise ShapeError(f"topk({k}): {self!r} has {self.shape[-1]} keys; expected 1 <= k <= that.")
-        top = reduce.TopK(self.shape[:-2], self.shape[-2], k, self._like())
+        top = reduce.TopK(self.shape[:-2], self.shape[-2], k, self.like)
         tiles.stream(self, top)
         return top.result()
 
@@ -295,7 +295,7 @@ class AttentionMap(ABC):
     @torch.no_grad()
     def statistics(self) -> Statistics:
         """Entropy, distance, weight on the first key and on itself, peak, and received attention, in one pass."""
-        lead, (T, S), like = self.shape[:-2], self.shape[-2:], self._like()
+        lead, (T, S), like = self.shape[:-2], self.shape[-2:], self.like
         measures = (reduce.entropy, reduce.distance(self.positions), reduce.to_first, reduce.to_self(self.positions))
         rows = [reduce.PerQuery(lead, T, like, measure) for measure in measures]
         rows.append(reduce.PerQuery(lead, T, like, reduce.peak, maximum=True))
@@ -311,7 +311,7 @@ class AttentionMap(ABC):
         return Uniform(self)
 
     def _per_query(self, measure: reduce.Measure) -> Tensor:
-        per_query = reduce.PerQuery(self.shape[:-2], self.shape[-2], self._like(), measure)
+        per_query = reduce.PerQuery(self.shape[:-2], self.shape[-2], self.like, measure)
         tiles.stream(self, per_query)
         return per_query.result
 
@@ -320,11 +320,13 @@ class AttentionMap(ABC):
         T, S = self.shape[-2:]
         if not (1 <= size[0] <= T and 1 <= size[1] <= S):
             raise ShapeError(f"a picture of {size[0]}×{size[1]} pixels: {self!r} allows 1…{T} rows and 1…{S} columns.")
-        pool = reduce.Pool(self.shape[:-2], T, S, size, self._like(), maximum=maximum)
+        pool = reduce.Pool(self.shape[:-2], T, S, size, self.like, maximum=maximum)
         tiles.stream(self, pool)
         return pool.result
 
-    def _like(self) -> Tensor:
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor with the dtype and device of weights and statistics: `attn.like.new_zeros(…)`."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     # --- pictures and words -------------------------------------------------------------------------------------
@@ -383,17 +385,15 @@ class Transposed:
         return f"{self.mT!r}.mT"
 
 
-class Selection(AttentionMap):
-    """Some batches, heads or queries of any map, still lazy."""
+class Derived(AttentionMap):
+    """A map made of one other, which it stands beside: same dtype, device, bytes, positions and dimensions."""
 
-    def __init__(self, attn: AttentionMap, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> None:
-        self._attn, self._lead = attn, lead
-        self._rows = torch.arange(attn.shape[-2], device=attn.device) if rows is None else rows
+    def __init__(self, attn: AttentionMap) -> None:
+        self._attn = attn
 
     @property
     def shape(self) -> tuple[int, ...]:
-        kept = (at.numel() for at in self._lead if isinstance(at, Tensor))
-        return (*kept, self._rows.numel(), self._attn.shape[-1])
+        return self._attn.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -409,7 +409,42 @@ class Selection(AttentionMap):
 
     @property
     def positions(self) -> Tensor:
+        return self._attn.positions
+
+    @property
+    def heads_alike(self) -> bool:
+        return self._attn.heads_alike
+
+    def block(self, rows: slice, cols: slice) -> Coverage:
+        return self._attn.block(rows, cols)
+
+    def _lead_names(self) -> tuple[str, ...]:
+        return self._attn._lead_names()
+
+
+class Selection(Derived):
+    """Some batches, heads or queries of any map, still lazy."""
+
+    def __init__(self, attn: AttentionMap, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> None:
+        super().__init__(attn)
+        self._lead = lead
+        self._rows = torch.arange(attn.shape[-2], device=attn.device) if rows is None else rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        kept = (at.numel() for at in self._lead if isinstance(at, Tensor))
+        return (*kept, self._rows.numel(), self._attn.shape[-1])
+
+    @property
+    def positions(self) -> Tensor:
         return self._attn.positions[self._rows]
+
+    def block(self, rows: slice, cols: slice) -> Coverage:
+        t = self._rows[rows]
+        if not t.numel() or cols.stop <= cols.start:
+            return Coverage.EMPTY
+        hull = slice(int(t.min()), int(t.max()) + 1)  # its EMPTY and FULL hold for the queries in it
+        return self._attn.block(hull, cols)
 
     def _lead_names(self) -> tuple[str, ...]:
         named = zip(self._attn._lead_names(), self._lead, strict=True)
@@ -417,38 +452,28 @@ class Selection(AttentionMap):
 
     def tile(self, rows: slice, cols: slice) -> Tensor:
         parts = [self._attn.tile(run, cols) for run in _runs(self._rows[rows])]
-        block = torch.cat(parts, -2) if parts else self._attn.tile(slice(0, 0), cols)
-        for dim in reversed(range(len(self._lead))):
-            at = self._lead[dim]
-            block = block.select(dim, at) if isinstance(at, int) else block.index_select(dim, at)
-        return block
+        return pick_lead(torch.cat(parts, -2) if parts else self._attn.tile(slice(0, 0), cols), self._lead)
 
 
-class Uniform(AttentionMap):
+class Uniform(Derived):
     """Even weights over the keys to which another map gives any."""
 
     def __init__(self, attn: AttentionMap) -> None:
-        self._attn = attn
-        self._seen = attn._per_query(lambda tile: (tile.weights > 0).to(attn.dtype).sum(-1))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._attn.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._attn.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._attn.device
-
-    @property
-    def positions(self) -> Tensor:
-        return self._attn.positions
+        super().__init__(attn)
+        self._seen: Tensor | None = None  # (…, T) how many keys each query sees; counted when first needed
 
     def tile(self, rows: slice, cols: slice) -> Tensor:
+        if self._seen is None:
+            self._seen = self._attn._per_query(lambda tile: (tile.weights > 0).to(self.dtype).sum(-1))
         return (self._attn.tile(rows, cols) > 0) / self._seen[..., rows, None].clamp(min=1)
+
+
+def pick_lead(weights: Tensor, lead: tuple[int | Tensor, ...]) -> Tensor:
+    """Some batches and heads of weights (…, T, S); an integer drops its dimension."""
+    for dim in reversed(range(len(lead))):
+        at = lead[dim]
+        weights = weights.select(dim, at) if isinstance(at, int) else weights.index_select(dim, at)
+    return weights
 
 
 def _runs(rows: Tensor) -> list[slice]:

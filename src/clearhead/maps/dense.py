@@ -60,6 +60,16 @@ class DenseMap(AttentionMap):
         parts = [w[..., rows, cols].to(self.dtype) for w in self._layers]
         return torch.stack(parts) if self._stacked else parts[0]
 
+    def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
+        t, s = self._pairs(t, s)
+        parts = [w[..., t, s].to(self.dtype) for w in self._layers]
+        return torch.stack(parts) if self._stacked else parts[0]
+
+    def _select(self, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> AttentionMap:
+        if self._stacked and isinstance(lead[0], int):  # of one layer, without reading the others
+            return DenseMap(self._layers[lead[0]])._select(lead[1:], rows)
+        return super()._select(lead, rows)
+
 
 def _as_weights(weights: Any) -> Tensor:
     if weights is None:

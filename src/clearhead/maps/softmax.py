@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_qkv, span
+from clearhead._checks import check_qkv, four, span
+from clearhead._watch import Watched
 from clearhead.errors import RecordingError, ShapeError
 from clearhead.kernels import tiles
 from clearhead.maps.base import AttentionMap
@@ -60,7 +62,7 @@ class SoftmaxMap(AttentionMap):
         self.bias = None if bias is None else as_bias(bias)
         self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
         self.softcap, self.sinks = softcap, sinks
-        self._q, self._k, self._v = _four(q), _four(k), None if v is None else _four(v)
+        self._q, self._k, self._v = four(q), four(k), None if v is None else four(v)
         self._axes = (0, 1)[: q.ndim - 2]  # which of (B, H) the map shows; an integer index drops one
         B, H, T, _ = self._q.shape
         # Which batches, heads and queries of the mask's own numbering these are: selections keep the numbering.
@@ -69,7 +71,8 @@ class SoftmaxMap(AttentionMap):
         self._bound = (T, self._k.shape[2])
         # Views of it are shared with selections of the map, so that what one has computed no other computes again.
         self._lse = q.new_full((B, H, T), torch.nan, dtype=self.dtype)
-        self._made_from = [(t, _version(t)) for t in (q, k)]
+        rules = [rule.tensors() for rule in (self.mask, self.bias) if rule is not None]
+        self._made_from = Watched([q, k, *chain(*rules), *([] if sinks is None else [sinks])])
         self._check_rules(B, H)
 
     def _check_rules(self, B: int, H: int) -> None:
@@ -187,7 +190,7 @@ class SoftmaxMap(AttentionMap):
     def lse(self) -> Tensor:
         """ln Σ_s exp(score), natural log, (…, T); -inf for a query that may attend to nothing. Computed once."""
         T = self._q.shape[2]
-        return self._lse_of(slice(0, T)).reshape(*self._lead, T)
+        return self._lse_of(slice(0, T)).reshape(*self._lead, T).clone()  # the caller's own: the kept one is shared
 
     def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
         self._check_unchanged()
@@ -199,15 +202,15 @@ class SoftmaxMap(AttentionMap):
 
     def _pick(self, t: Tensor, s: Tensor, lse: Tensor) -> Tensor:
         """The weights at pairs (N,), (B, H, N): one dot product each."""
-        (B, H, _, D), G = self._q.shape, self._k.shape[1]
-        q = (self._q[:, :, t].to(self.dtype) * self.scale).reshape(B, G, H // G, t.numel(), D)
+        (B, H, _, D), G = self._q.shape, max(1, self._k.shape[1])
+        q = (self._q[:, :, t].to(self.dtype) * self.scale).reshape(B, min(G, H), H // G, t.numel(), D)
         dots = (q * self._k[:, :, s].to(self.dtype)[:, :, None]).sum(-1)
         dots = dots.reshape(B, H, t.numel(), 1)  # each pair is a block of its own
         at_t, at_s = self._t[t][None, None, :, None], s[None, None, :, None]
         scores = self._hidden(self._biased(dots, at_t, at_s), at_t, at_s)
         return _exp(scores, lse[:, :, t])[..., 0]
 
-    def _columns(self, keys: Tensor) -> Tensor:
+    def columns(self, keys: Tensor) -> Tensor:
         weights = _exp(self._scores(slice(0, self._q.shape[2]), keys), self._lse_of(slice(0, self._q.shape[2])))
         return weights.reshape(*self._lead, *weights.shape[-2:])
 
@@ -297,7 +300,7 @@ class SoftmaxMap(AttentionMap):
         return parts[0] if len(parts) == 1 else torch.logsumexp(torch.stack(parts), 0)
 
     def _nothing(self, rows: slice) -> Tensor:
-        return self._like().new_full((*self._q.shape[:2], rows.stop - rows.start), -math.inf)
+        return self.like.new_full((*self._q.shape[:2], rows.stop - rows.start), -math.inf)
 
     def _is_whole(self, rows: slice, cols: slice) -> bool:
         """Whether these columns hold every key that these rows may see."""
@@ -305,26 +308,14 @@ class SoftmaxMap(AttentionMap):
         return self.block(rows, before) is Coverage.EMPTY and self.block(rows, after) is Coverage.EMPTY
 
     def _needs_graph(self) -> bool:
-        return torch.is_grad_enabled() and (self._q.requires_grad or self._k.requires_grad)
+        return torch.is_grad_enabled() and self._made_from.differentiable
 
     def _check_unchanged(self) -> None:
-        if any(_version(t) != version for t, version in self._made_from):
+        if self._made_from.changed:
             raise RecordingError(
-                f"{self!r}: its q or k was overwritten in place after the map was made, so its weights are lost."
-                " Read the map before that, or clone q and k."
+                f"{self!r}: its q, k, mask or bias was overwritten in place after the map was made, so its weights are"
+                " lost. Read the map before that, or clone q and k and what hides or moves their scores."
             )
-
-
-def _four(tensor: Tensor) -> Tensor:
-    """(T, D) and (B, T, D) as (1, 1, T, D) and (B, 1, T, D): one head."""
-    if tensor.ndim == 4:
-        return tensor
-    return tensor[None, None] if tensor.ndim == 2 else tensor[:, None]
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was written to; inference tensors do not count, and cannot be watched."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _exp(scores: Tensor, lse: Tensor) -> Tensor:

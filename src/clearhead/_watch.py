@@ -1,0 +1,43 @@
+"""Tensors kept by reference: which ones an object holds, and whether somebody wrote to them since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+__all__ = ["HoldsTensors", "Watched"]
+
+
+class HoldsTensors:
+    """A rule made of numbers, tensors and other rules."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor in it, those of the rules it is made of included."""
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, HoldsTensors):
+                yield from value.tensors()
+
+
+class Watched:
+    """Tensors with the versions they had when the watch began."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._seen = [(tensor, _version(tensor)) for tensor in tensors]
+
+    @property
+    def changed(self) -> bool:
+        """Whether one of them was written to in place since."""
+        return any(_version(tensor) != version for tensor, version in self._seen)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient may be asked of one of them."""
+        return any(tensor.requires_grad for tensor, _ in self._seen)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written to; inference tensors do not count, and cannot be watched."""
+    return 0 if tensor.is_inference() else tensor._version
