@@ -21,10 +21,13 @@ pytest.importorskip("transformers")
 from typer.testing import CliRunner
 
 import clearhead.cli as cli
-import clearhead.view
+import clearhead.page.html
 from clearhead import zoo
+from clearhead._format import size
 from clearhead._version import __version__
+from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
 from clearhead.heads.roles import ROLES
+from clearhead.page.payload import least_nbytes
 
 TEXT = "he the the the the the"
 
@@ -66,8 +69,6 @@ def test_look_prints_the_heads_and_writes_one_page(clearhead_: Any) -> None:
 
 
 def test_the_predicted_size_is_the_size(clearhead_: Any) -> None:
-    from clearhead._format import size
-
     done = clearhead_(TEXT, "--save", "page.html")
     assert f"The page: {size(Path('page.html').stat().st_size)}\n" in done.stdout
 
@@ -174,8 +175,13 @@ def bad(done: Any, *messages: str) -> None:
         ([TEXT, "--layers", "5-3"], "'5-3' is no layer"),
         ([TEXT, "--layers", "all"], "write, for example, 0,3-5"),
         ([TEXT, "--layers", "-1"], "'-1' is no layer"),
+        ([TEXT, "--layers", "0-99999999999"], "'0-99999999999' is no layer"),
         ([TEXT, "--budget", "0"], "must be above 0"),
         ([TEXT, "--budget", "nan"], "must be above 0"),
+        ([TEXT, "--budget", "1e308"], "must be above 0 and finite"),
+        ([TEXT, "--budget", "0.01"], f"the page without any data takes {size(least_nbytes())}"),
+        ([TEXT, "--save", "a" * 300], "at most 255 bytes"),
+        ([TEXT, "--save", "a" * 300 + "/page.html"], "there is no folder"),
         ([TEXT, "--save", "nowhere/page.html"], "there is no folder nowhere"),
         ([TEXT, "--save", "."], "that is a folder"),
     ],
@@ -212,6 +218,30 @@ def test_texts_too_long_or_too_short_for_the_model(clearhead_: Any) -> None:
     bad(clearhead_("he"), "the text is one token")
 
 
+def test_a_budget_that_the_text_does_not_fit_into(clearhead_: Any) -> None:
+    done = clearhead_(TEXT, "--budget", str((least_nbytes() + 100) / 1e6))
+    bad(done, "the page itself, its text and its thumbnails take", "give a larger budget")
+
+
+@pytest.mark.parametrize("kind", [DTypeError, ModelError, RecordingError, ShapeError, OSError])
+def test_errors_that_say_what_to_do_are_messages(clearhead_: Any, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(zoo, "load", raising(kind("what to do")))
+    bad(clearhead_(TEXT), "what to do")
+
+
+def test_our_own_faults_stay_tracebacks(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "load", raising(ValueError("ours")))
+    done = clearhead_(TEXT)
+    assert (done.exit_code, str(done.exception)) == (1, "ours")
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
 def test_a_layer_that_is_not_there(clearhead_: Any) -> None:
     bad(clearhead_(TEXT, "--layers", "0,7"), "there is no layer 7")
 
@@ -220,6 +250,8 @@ def test_models_that_are_not_there(clearhead_: Any, tmp_path: Path) -> None:
     bad(clearhead_(TEXT, model="smolm2"), "Did you mean smollm2?", "Without a network")
     bad(clearhead_(TEXT, model="nobody/nothing"), "not in the local cache")
     bad(clearhead_(TEXT, model=str(tmp_path)), "has no config.json")
+    bad(clearhead_(TEXT, model="~nobody/there"), "no such file or folder")
+    bad(clearhead_(TEXT, model="a" * 300), "as a Hugging Face id it is not in the local cache")
 
 
 def test_a_corrupt_gguf(clearhead_: Any, tiny: Path, empty_cache: Path) -> None:
@@ -242,10 +274,7 @@ def test_a_model_that_makes_no_attention_call(clearhead_: Any, tiny: Path, tmp_p
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(13, "Permission denied")])
 def test_a_page_that_cannot_be_written(clearhead_: Any, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
-    def fail(target: Path, text: str) -> None:
-        raise error
-
-    monkeypatch.setattr(clearhead.view, "write_whole", fail)
+    monkeypatch.setattr(clearhead.page.html, "write_whole", raising(error))
     done = clearhead_(TEXT)
     assert done.exit_code == 2
     assert f".html: {error.strerror}" in done.stderr.splitlines()[-1]
@@ -322,8 +351,35 @@ def test_the_script_and_the_module_give_the_version() -> None:
         assert done.stdout == f"clearhead {__version__}\n"
 
 
-def test_without_typer_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['typer'] = None; from clearhead.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+BLOCKED = """
+import sys
+absent = sys.argv.pop(1)
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+from clearhead.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "command"),
+    [("typer", ["--help"]), ("rich", ["models"]), ("rich", ["look", "a b"]), ("platformdirs", ["look", "a b"])],
+)
+def test_without_its_packages_it_says_what_to_install(absent: str, command: list[str], tiny: Path) -> None:
+    """Each is imported by the commands that need it, some of them in the middle."""
+    environment = {name: value for name, value in os.environ.items() if name != "CLEARHEAD_CACHE"}
+    model = ["--model", str(tiny)] if command[0] == "look" else []
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, absent, *command, *model],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 2
-    assert done.stderr == 'The clearhead command needs typer. Run: pip install "clearhead[models]"\n'
+    *_, last = done.stderr.splitlines()
+    assert last == f'The clearhead command needs {absent}. Run: pip install "clearhead[models]"'
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch.nn import functional as F
 
 import clearhead
 from clearhead import ModelError, RecordingError, ShapeError, SoftmaxMap, View, masks
-from clearhead.view import _is_causal, write_whole
+from clearhead.page.html import write_whole
+from clearhead.view import _is_causal
 
 TEXT = "Mara Quill climbed the stair and lit the lamp. In the morning Mara Quill opened the log."
 JOURNEY = ["Your", "journey", "starts", "with", "one", "step"]
@@ -138,6 +140,17 @@ def test_a_text_longer_than_the_context(minilm: tuple[Any, Any]) -> None:
         clearhead.look(*minilm, "cat " * 1000, name="bert")
 
 
+def test_an_encoder_decoder_model_and_its_encoder(rxnmapper: tuple[Any, Any]) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    tokenizer = rxnmapper[1]
+    config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    model = T5ForConditionalGeneration(config).eval()
+    with pytest.raises(ModelError, match=r"encoder-decoder model.*get_encoder"):
+        clearhead.look(model, tokenizer, "CCO")
+    assert clearhead.look(model.get_encoder(), tokenizer, "CCO").maps[0].shape == (1, 2, 5, 5)
+
+
 def test_a_missing_text(smollm2: tuple[Any, Any]) -> None:
     with pytest.raises(ModelError, match="the text is missing"):
         clearhead.look(*smollm2)  # type: ignore[call-overload]
@@ -162,6 +175,19 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
         write_whole(target, "half \ud800")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_page_has_the_rights_of_any_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for the umask means setting it: other threads' files would be open to all for a moment."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "umask", lambda mask: pytest.fail("the umask of the process was set"))
+            write_whole(tmp_path / ("a" * 250 + ".html"), "text\n")
+    finally:
+        os.umask(before)
+    (written,) = tmp_path.iterdir()
+    assert (written.stat().st_mode & 0o777, written.read_bytes()) == (0o640, b"text\n")
 
 
 CHILD = """

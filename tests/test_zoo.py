@@ -227,7 +227,7 @@ def test_an_entry_that_another_process_made_meanwhile_is_kept(tiny: Path, empty_
 
 def test_no_space_says_how_much_is_needed(tiny: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000))
-    with pytest.raises(ModelError, match=r"takes 0 MB, and .*cache/models has 1 MB free.*CLEARHEAD_CACHE"):
+    with pytest.raises(ModelError, match=r"takes \d+\.\d kB, and .*cache/models has 1\.0 MB free.*CLEARHEAD_CACHE"):
         zoo.load(str(tiny))
     assert content(empty_cache) == []
 
@@ -337,6 +337,43 @@ def test_models_in_the_hugging_face_cache_are_listed(tmp_path: Path, monkeypatch
     scan = huggingface_hub.scan_cache_dir
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path))
     assert "someone/small" in [entry.name for entry in zoo.available()]
+
+
+def test_a_message_names_models_without_reading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    (tmp_path / "models--someone--small" / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (tmp_path / "models--someone--begun").mkdir()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: pytest.fail("every file of the cache was looked at"))
+    monkeypatch.setattr(cache, "entry_for", lambda file: pytest.fail("a model was read"))
+    assert catalog.nearest("someone/smal") == ["someone/small"]
+    assert catalog.nearest("smolm2")[0] == "smollm2"
+    assert catalog.here().endswith("someone/small")
+
+
+def test_no_place_for_the_hugging_face_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    (tmp_path / "file").write_text("in the way")
+    scan = huggingface_hub.scan_cache_dir
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path / "file"))
+    assert len(zoo.available()) == len(catalog.PACKAGED)
+
+
+@pytest.mark.parametrize("kind", ["empty", "folder"])
+def test_a_package_with_a_broken_file_is_still_listed(
+    kind: str, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hollow").mkdir()
+    file = tmp_path / "hollow" / "x.gguf"
+    file.mkdir() if kind == "folder" else file.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    hollow = catalog.Packaged("hollow", "a model", "hollow==1.0", "hollow", "x.gguf", 1)
+    monkeypatch.setattr(catalog, "PACKAGED", (hollow,))
+    assert zoo.available()[0].status == "installed"
+    with pytest.raises(ModelError, match=r"x\.gguf"):
+        zoo.load("hollow")
 
 
 # -- manners

@@ -5,10 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import typer
 
 _EXTRAS = ("typer", "rich", "platformdirs")
 
@@ -17,21 +13,18 @@ def main() -> None:
     """Run the command line; exit code 2 with a message on bad input, 130 on Ctrl-C, 143 on SIGTERM."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        _app()()
+        from clearhead.cli import app
+
+        app()
+    except ModuleNotFoundError as error:  # here or in a command: each imports only what it uses
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        print(f'The clearhead command needs {missing}. Run: pip install "clearhead[models]"', file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
-
-
-def _app() -> typer.Typer:
-    try:
-        from clearhead.cli import app
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
-            raise
-        print(f'The clearhead command needs {error.name}. Run: pip install "clearhead[models]"', file=sys.stderr)
-        sys.exit(2)
-    return app
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

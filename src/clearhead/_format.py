@@ -1,16 +1,25 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and as JSON can hold them."""
 
 from __future__ import annotations
+
+import math
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: float) -> str:
     """Bytes in decimal units, as disks and papers count them.
 
-    >>> size(37_748_736), size(2_415_919_104), size(900)
-    ('37.7 MB', '2.4 GB', '900 B')
+    >>> size(37_748_736), size(2_415_919_104), size(900), size(999_999)
+    ('37.7 MB', '2.4 GB', '900 B', '1.0 MB')
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable: the last unit always returns")
+    power = 0
+    while power < len(_UNITS) - 1 and round(count) >= 1000:  # what would be written as 1000 takes the next unit
+        power, count = power + 1, count / 1000
+    whole = power == 0 or round(count, 1) >= 100
+    return f"{count:.0f} {_UNITS[power]}" if whole else f"{count:.1f} {_UNITS[power]}"
+
+
+def finite(value: float | None) -> float | None:
+    """The value as a float; None for none, NaN and infinities, which JSON does not have."""
+    return None if value is None or not math.isfinite(value) else float(value)

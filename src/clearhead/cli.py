@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from clearhead._format import size
+from clearhead._format import finite, size
 from clearhead._plain import plain
+from clearhead._progress import Progress
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
     from clearhead.page.payload import Payload
-    from clearhead.terminal import Report
     from clearhead.view import View
 
 app = typer.Typer(
@@ -99,8 +99,8 @@ def look(
     with _clear_errors():
         chosen = _text(text, file)
         numbers = _layer_numbers(layers)
-        limit = _budget(budget)
         target = _target(save, model, chosen, wanted=save is not None or not as_json)
+        limit = _budget(budget)
         with terminal.progress() as report:
             view = _view(model, chosen, numbers, report)
             page = None if target is None else _page(view, limit, report)
@@ -153,7 +153,7 @@ def _layer_numbers(layers: str | None) -> list[int] | None:
         return None
     numbers: set[int] = set()
     for part in layers.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             _stop(f"--layers {layers!r}: {part!r} is no layer or range of layers; write, for example, 0,3-5")
@@ -164,9 +164,14 @@ def _layer_numbers(layers: str | None) -> list[int] | None:
 def _budget(megabytes: float | None) -> int | None:
     if megabytes is None:
         return None
-    if not 0 < megabytes < math.inf:
-        _stop(f"--budget {megabytes:g}: the size of the page in MB must be above 0")
-    return int(megabytes * 1e6)
+    if not 0 < megabytes * 1e6 < math.inf:
+        _stop(f"--budget {megabytes:g}: the size of the page in MB must be above 0 and finite")
+    from clearhead.page.payload import least_nbytes
+
+    limit, least = int(megabytes * 1e6), least_nbytes()
+    if limit <= least:
+        _stop(f"--budget {megabytes:g}: the page without any data takes {size(least)}; the budget is in MB")
+    return limit
 
 
 def _target(save: Path | None, model: str, text: str, *, wanted: bool) -> Path | None:
@@ -176,10 +181,12 @@ def _target(save: Path | None, model: str, text: str, *, wanted: bool) -> Path |
     name = f"clearhead-{_slug(Path(model).stem, 24)}-{_slug(text, 40)}.html"
     target = save if save is not None else Path(name)
     folder = target.parent
-    if target.is_dir():
+    if os.path.isdir(target):
         _stop(f"--save {target}: that is a folder; name a file in it")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         _stop(f"--save {target}: there is no folder {folder}")
+    if len(os.fsencode(target.name)) > 255:
+        _stop(f"--save {target}: the name of a file has at most 255 bytes")
     if not os.access(folder, os.W_OK | os.X_OK):
         _stop(f"cannot write to the folder {folder.resolve()}: name a file elsewhere with --save")
     return target
@@ -197,7 +204,7 @@ def _slug(text: str, longest: int) -> str:
     return "-".join(words)[:longest] or "text"
 
 
-def _view(model: str, text: str, layers: list[int] | None, report: Report) -> View:
+def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> View:
     report("import", 0, 1)
     from clearhead import zoo
 
@@ -211,7 +218,7 @@ def _view(model: str, text: str, layers: list[int] | None, report: Report) -> Vi
     return view
 
 
-def _page(view: View, budget: int | None, report: Report) -> Payload:
+def _page(view: View, budget: int | None, report: Progress) -> Payload:
     report("page", 0, 1)
     return view.page(budget=budget)
 
@@ -224,8 +231,8 @@ def _as_json(view: View) -> dict[str, Any]:
             "role": head.role,
             "scores": _finite(head.scores),
             "baselines": _finite(head.baselines),
-            "entropy": _number(head.entropy),
-            "distance": _number(head.distance),
+            "entropy": finite(head.entropy),
+            "distance": finite(head.distance),
         }
         for head in view.heads()
     ]
@@ -241,16 +248,11 @@ def _as_json(view: View) -> dict[str, Any]:
 
 
 def _finite(scores: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {name: _number(score) for name, score in scores.items()}
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)  # JSON has no NaN
+    return {name: finite(score) for name, score in scores.items()}
 
 
 def _write(page: Payload, target: Path, *, say: TextIO) -> None:
-    from clearhead.page.html import render
-    from clearhead.view import write_whole
+    from clearhead.page.html import render, write_whole
 
     print(f"The page: {size(page.nbytes)}", file=say, flush=True)
     try:
@@ -274,12 +276,18 @@ def _on_terminal() -> bool:
 
 @contextmanager
 def _clear_errors() -> Iterator[None]:
-    """What the input is to blame for becomes a message and exit code 2; our own faults stay tracebacks."""
-    from clearhead.errors import ModelError, RecordingError
+    """What input or machine is to blame for becomes a message and exit code 2; our own faults stay tracebacks."""
+    from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
 
     try:
         yield
-    except (ModelError, RecordingError) as error:
+    except (DTypeError, ModelError, RecordingError, ShapeError, OSError) as error:
+        _stop(str(error))
+    except ValueError as error:
+        from clearhead.page.payload import BudgetError
+
+        if not isinstance(error, BudgetError):
+            raise
         _stop(str(error))
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

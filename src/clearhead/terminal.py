@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,23 +11,22 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from clearhead._format import size
 from clearhead._plain import plain
+from clearhead._progress import Progress
 
 if TYPE_CHECKING:
     from clearhead.heads.roles import Head
     from clearhead.view import View
     from clearhead.zoo import Entry
-
-Report = Callable[[str, int, int], None]
 
 _STAGES = {
     "import": "Starting PyTorch",
@@ -46,14 +45,14 @@ def console() -> Console:
 
 
 @contextmanager
-def progress() -> Iterator[Report]:
+def progress() -> Iterator[Progress]:
     """A function to report ``(stage, done, total)`` to: a bar on a terminal, a line per stage elsewhere."""
     with _bar() if sys.stderr.isatty() else _lines() as report:
         yield report
 
 
 @contextmanager
-def _bar() -> Iterator[Report]:
+def _bar() -> Iterator[Progress]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -61,7 +60,7 @@ def _bar() -> Iterator[Report]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
         current = ""
 
@@ -76,7 +75,7 @@ def _bar() -> Iterator[Report]:
 
 
 @contextmanager
-def _lines() -> Iterator[Report]:
+def _lines() -> Iterator[Progress]:
     seen: set[str] = set()
 
     def report(stage: str, done: int, total: int) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import html
 import inspect
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._checks import describe
+from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError, ShapeError
 from clearhead.heads.roles import HeadTable, LayerScores, score_layer
 from clearhead.kernels.tiles import Reducer
@@ -27,15 +27,15 @@ from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import Coverage, causal
-from clearhead.page.html import render
-from clearhead.page.payload import LayerData, Payload, Strong, build, thumbnails
+from clearhead.page.html import render, write_whole
+from clearhead.page.payload import LayerData, Payload, build, thumbnails
+from clearhead.page.strong import Strong
 from clearhead.recording import record
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
 
 __all__ = ["View", "look"]
 
-Progress = Callable[[str, int, int], None]
 THUMB = 24  # pixels a side
 STRONG_WEIGHTS = 20_000_000  # that all layers together may keep for the page: 25 MB hold about 17 million
 
@@ -84,13 +84,14 @@ def look(
     away. Raises ModelError, RecordingError, ShapeError.
     Cost: one forward pass; memory: q, k, v of the kept layers, never a T×S matrix.
     """
-    report = on_progress or (lambda stage, done, total: None)
+    report = on_progress or silent
     if isinstance(tokenizer, Tensor):
         inputs, tokens = _layer_inputs(tokenizer, tokens)
         ids = _same_word_ids(tokens)
     else:
         if text is None:
             raise ModelError("look(model, tokenizer, text): the text is missing.")
+        _check_kind(model, name or _name(model))
         inputs, tokens = encode(tokenizer, text)
         _check_length(model, len(tokens), name or _name(model))
         ids = inputs["input_ids"][0]
@@ -115,7 +116,7 @@ class View:
         tokens: list[str],
         ids: Tensor,
         name: str,
-        on_progress: Progress = lambda stage, done, total: None,
+        on_progress: Progress = silent,
     ) -> None:
         self.maps, self.layers, self.tokens, self.name = maps, layers, tokens, name
         self._ids, self._report = ids, on_progress
@@ -197,28 +198,6 @@ class View:
         return LayerData(self.layers[n], self._pictures[n], strong, _is_causal(attn), sinks, **exact)
 
 
-def write_whole(target: Path, text: str) -> None:
-    """Write a file that appears whole or not at all, whatever interrupts."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", newline="", dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.close()
-            os.chmod(file.name, 0o666 & ~_umask())
-            os.replace(file.name, target)
-        except BaseException:
-            file.close()
-            os.unlink(file.name)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _layer_inputs(x: Tensor, tokens: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
     if x.ndim not in (2, 3) or (x.ndim == 3 and x.shape[0] != 1) or x.shape[-2] == 0:
         raise ShapeError(f"look(layer, x): expected one sequence, x (T, d) or (1, T, d), got {describe(x)}.")
@@ -233,6 +212,14 @@ def _same_word_ids(tokens: Sequence[str]) -> Tensor:
     """A number per word, equal for equal words: what relations between tokens need."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(token.strip(), len(numbers)) for token in tokens])
+
+
+def _check_kind(model: nn.Module, name: str) -> None:
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:  # the config of its encoder says the same
+        raise ModelError(
+            f"{name} is an encoder-decoder model: it reads one text and writes another, which look does not show yet."
+            " Look at its encoder, look(model.get_encoder(), tokenizer, text), or record a run with clearhead.record."
+        )
 
 
 def _check_length(model: nn.Module, tokens: int, name: str) -> None:
@@ -256,8 +243,8 @@ def _frugal(model: nn.Module) -> dict[str, Any]:
 def _one_sequence(attn: AttentionMap, tokens: int) -> AttentionMap:
     if len(attn.shape) != 4 or attn.shape[0] != 1 or attn.shape[-2:] != (tokens, tokens):
         raise ModelError(
-            f"a call with {attn!r} is not the self-attention of the {tokens} tokens (encoder-decoder models and batches"
-            " are recorded with clearhead.record, and not shown by look yet)."
+            f"a call with {attn!r} is not the self-attention of the {tokens} tokens (other calls are recorded"
+            " with clearhead.record, and not shown by look yet)."
         )
     return attn
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from clearhead.page import LayerData, Payload, Strong, build, render, thumbnails
 
@@ -67,17 +68,17 @@ class Made:
 
 
 def tiles(weights: np.ndarray, size: int = 50) -> Iterator[Tile]:
-    """(H, T, S) in blocks, as the streaming loop shows them."""
+    """(H, T, S) in blocks, as the streaming loop shows them: float32 tensors."""
     T, S = weights.shape[-2:]
     for t in range(0, T, size):
         for s in range(0, S, size):
             rows, cols = slice(t, min(T, t + size)), slice(s, min(S, s + size))
-            yield Tile(weights[..., rows, cols], rows, cols)
+            yield Tile(torch.from_numpy(weights[:, rows, cols].astype(np.float32)), rows, cols)
 
 
 def strong(weights: np.ndarray, **options: Any) -> Any:
     reducer = Strong(**options)
-    for tile in tiles(weights.astype(np.float32)):
+    for tile in tiles(weights):
         reducer.update(tile)
     return reducer.result()
 

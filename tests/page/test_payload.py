@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clearhead.errors import ShapeError
 from clearhead.page import Payload, render
 from clearhead.page.encode import float_planes, json_element, key_width, pack_rows
-from clearhead.page.payload import default_budget
+from clearhead.page.payload import BudgetError, default_budget, least_nbytes
 from clearhead.page.shell import shell
 
 from .conftest import make, words
@@ -139,8 +139,11 @@ def test_vectors_give_the_exact_weights(short):
 
 
 def test_a_budget_that_holds_nothing_is_refused(short):
-    with pytest.raises(ValueError, match=r"budget=1000.*alone take"):
+    with pytest.raises(BudgetError, match=r"a budget of 1\.0 kB for the page: .* take 1\d\d kB"):
         short.build(1000)
+    with pytest.raises(BudgetError):
+        short.build(least_nbytes())
+    assert least_nbytes() > len(shell())
 
 
 def test_sizes_that_disagree_are_refused(short):

@@ -9,8 +9,18 @@ A page is made in three steps, and its size is known after the second:
 The page itself is plain ES modules in `static/`; they work served as they are, or joined into the one file.
 """
 
-from clearhead.page.html import render
-from clearhead.page.payload import LayerData, Payload, build, thumbnails
+from clearhead.page.html import render, write_whole
+from clearhead.page.payload import BudgetError, LayerData, Payload, build, thumbnails
 from clearhead.page.strong import Strong, StrongWeights
 
-__all__ = ["LayerData", "Payload", "Strong", "StrongWeights", "build", "render", "thumbnails"]
+__all__ = [
+    "BudgetError",
+    "LayerData",
+    "Payload",
+    "Strong",
+    "StrongWeights",
+    "build",
+    "render",
+    "thumbnails",
+    "write_whole",
+]

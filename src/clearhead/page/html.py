@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+from pathlib import Path
+
 from clearhead.page.payload import Payload
 from clearhead.page.shell import DATA, shell
 
-__all__ = ["render"]
+__all__ = ["render", "write_whole"]
 
 
 def render(payload: Payload) -> str:
@@ -14,3 +18,15 @@ def render(payload: Payload) -> str:
     Returns: text of exactly `payload.nbytes` bytes in UTF-8.
     """
     return shell().replace(DATA, "".join(payload.elements))
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a file that appears whole or not at all, whatever interrupts; OSError where it cannot be written."""
+    part = target.with_name(f".clearhead-{secrets.token_hex(8)}")
+    try:
+        with part.open("x", encoding="utf-8", newline="") as file:  # "x": new, with the rights that the umask leaves
+            file.write(text)
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -15,16 +15,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead._format import finite, size
 from clearhead.errors import ShapeError
 from clearhead.page.encode import blob, float_blob, json_element, key_width, pack_rows
 from clearhead.page.shell import DATA, shell
-from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, floor_of, level_of
+from clearhead.page.strong import THRESHOLD, StrongWeights, floor_of, level_of
 
-__all__ = ["FORMAT", "LayerData", "Payload", "Strong", "build", "default_budget", "thumbnails"]
+__all__ = ["FORMAT", "BudgetError", "LayerData", "Payload", "build", "default_budget", "least_nbytes", "thumbnails"]
 
 FORMAT = 1
 _OPENING = ("induction", "previous", "duplicate", "local", "self", "broad", "sink", "other")
 _SLACK = 2_000  # bytes for the last digits of what is only known at the end: notes, threshold
+
+
+class BudgetError(ValueError):
+    """The budget cannot hold even the page, its text and its thumbnails."""
 
 
 class HeadLike(Protocol):
@@ -90,7 +95,7 @@ class Payload:
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"Payload({_size(self.nbytes)} of {_size(self.budget)}, {len(self.exact)} heads exact)"
+        return f"Payload({size(self.nbytes)} of {size(self.budget)}, {len(self.exact)} heads exact)"
 
 
 def thumbnails(mass: Any) -> NDArray[np.uint8]:
@@ -101,6 +106,11 @@ def thumbnails(mass: Any) -> NDArray[np.uint8]:
 def default_budget(n: int) -> int:
     """Bytes: 2, 10 or 25 MB for up to 128, up to 512, or more tokens."""
     return 2_000_000 if n <= 128 else 10_000_000 if n <= 512 else 25_000_000
+
+
+def least_nbytes() -> int:
+    """Bytes of a page about nothing: a budget of no more is refused, whatever the model and the text."""
+    return _nbytes(shell()) - len(DATA) + _SLACK
 
 
 def build(
@@ -124,7 +134,7 @@ def build(
         kv_heads: G, the number of key/value heads. nbytes, dense_nbytes: what the maps hold, and what the
             dense float32 matrices would.
         budget: bytes; default 2, 10 or 25 MB for up to 128, up to 512, or more tokens.
-    Raises: ShapeError where sizes disagree; ValueError where the budget cannot hold even text and thumbnails.
+    Raises: ShapeError where sizes disagree; BudgetError where the budget cannot hold even text and thumbnails.
     Cost: gzip of what is kept, about 0.2 s a megabyte of file.
     """
     n = len(tokens)
@@ -132,10 +142,10 @@ def build(
     limit = default_budget(n) if budget is None else budget
     facts = _facts(layers, tokens, heads, name, kv_heads, nbytes, dense_nbytes)
     thumbs = blob("thumbs", np.concatenate([layer.thumbs.reshape(-1) for layer in layers]).tobytes())
-    fixed = _nbytes(shell()) - len(DATA) + len(json_element("facts-data", facts)) + len(thumbs) + _SLACK
+    fixed = least_nbytes() + len(json_element("facts-data", facts)) + len(thumbs)
     if fixed >= limit:
-        raise ValueError(
-            f"build(budget={limit}): the page, its text and its thumbnails alone take {_size(fixed)}; "
+        raise BudgetError(
+            f"a budget of {size(limit)} for the page: the page itself, its text and its thumbnails take {size(fixed)}; "
             f"give a larger budget, fewer layers or a shorter text"
         )
     level, weights = _fit_level(layers, n, limit - fixed)
@@ -227,7 +237,9 @@ def _head_facts(head: HeadLike, scores: Sequence[str]) -> list[Any]:
 
 
 def _number(x: float | None) -> float | None:
-    return None if x is None or not math.isfinite(x) else float(f"{float(x):.4g}")
+    """Four digits, which are more than the page shows."""
+    number = finite(x)
+    return None if number is None else float(f"{number:.4g}")
 
 
 def _strength(head: HeadLike) -> float:
@@ -279,17 +291,17 @@ def _fit_level(layers: Sequence[LayerData], n: int, room: int) -> tuple[int, lis
     at_least = np.cumsum(np.asarray(tally)[::-1])[::-1]
     level = max(layer.strong.level for layer in layers)
     sample = places[:: max(1, len(places) // 12)]
-    size = sum(len(_head_blob(layer, h, n, level)) for layer, h in sample) * len(places) / len(sample)
+    total = sum(len(_head_blob(layer, h, n, level)) for layer, h in sample) * len(places) / len(sample)
     while True:
-        if size > room * 1.03:  # surely too large: do not compress it all to find out
-            aim = at_least[level] * 0.985 * room / size
+        if total > room * 1.03:  # surely too large: do not compress it all to find out
+            aim = at_least[level] * 0.985 * room / total
             level = min(256, max(level + 1, int(np.searchsorted(-at_least, -aim))))
         blobs = [_head_blob(layer, h, n, level) for layer, h in places]
-        size = sum(map(len, blobs))
-        if size <= room or level == 256:
+        total = sum(map(len, blobs))
+        if total <= room or level == 256:
             return level, blobs
         level += 1
-        size = size * at_least[min(level, 256)] / max(1, at_least[level - 1])
+        total = total * at_least[min(level, 256)] / max(1, at_least[level - 1])
 
 
 def _fill(layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int) -> tuple[list[tuple[int, int]], list[str]]:
@@ -302,9 +314,9 @@ def _fill(layers: Sequence[LayerData], heads: Sequence[HeadLike], room: int) -> 
         if layer is None or room < _least_bytes(layer, head.head, blobs):
             continue
         new = _vector_blobs(layer, head.head, blobs)
-        size = sum(map(len, new.values()))
-        if size <= room:
-            room -= size
+        taken = sum(map(len, new.values()))
+        if taken <= room:
+            room -= taken
             blobs |= new
             chosen.append((head.layer, head.head))
     return chosen, list(blobs.values())
@@ -353,17 +365,13 @@ def _notes(threshold: float, held: float, budget: int, exact: int, heads: int, r
     kept = f"weights of {_percent(threshold)} and more, in 8 bits: {_percent(held)} of all attention."
     notes = [f"{subject} {kept}"]
     if raised:
-        notes.append(f"Weaker weights were left out to keep the file within {_size(budget)}.")
+        notes.append(f"Weaker weights were left out to keep the file within {size(budget)}.")
     return notes
 
 
 def _percent(x: float) -> str:
     """Never "100%" for less than all."""
     return "100%" if x >= 1 else f"{min(100 * x, 99.9):.2g}%" if x < 0.1 else f"{min(100 * x, 99.9):.3g}%"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.3g} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.3g} kB"
 
 
 def _nbytes(text: str) -> int:

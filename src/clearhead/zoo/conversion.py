@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError
 from clearhead.zoo import cache
 from clearhead.zoo.quiet import no_stderr, quiet
-
-Progress = Callable[[str, int, int], None]
 
 _STEPS = 4  # metadata and tokenizer, weights, writing, checking
 
@@ -30,7 +28,7 @@ def converted(file: Path, on_progress: Progress | None = None) -> Path:
     entry = cache.entry_for(file)
     if cache.intact(entry):
         return entry
-    report = on_progress or (lambda stage, done, total: None)
+    report = on_progress or silent
     with cache.workspace() as work:
         report("convert", 0, _STEPS)
         tokenizer = _read(file, "AutoTokenizer")
@@ -45,8 +43,11 @@ def converted(file: Path, on_progress: Progress | None = None) -> Path:
 
 
 def _check(file: Path) -> None:
-    with file.open("rb") as handle:
-        magic = handle.read(4)
+    try:
+        with file.open("rb") as handle:
+            magic = handle.read(4)
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
     if magic != b"GGUF":
         raise ModelError(f"{file} is not a GGUF file: it begins with {magic!r}, not with b'GGUF'")
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 import urllib.request
 import warnings
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError
 from clearhead.zoo import catalog
-from clearhead.zoo.conversion import Progress, converted
+from clearhead.zoo.conversion import converted
 from clearhead.zoo.quiet import quiet
 from clearhead.zoo.smiles import smiles_tokenizer
 
@@ -41,7 +43,7 @@ def load(
     """
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(f'load("{name}") needs transformers. Run: pip install "clearhead[models]"')
-    report = on_progress or (lambda stage, done, total: None)
+    report = on_progress or silent
     folder = _locate(name, on_progress)
     source, local = (str(folder), True) if folder else (name, not _hub_reachable())
     report("load", 0, 2)
@@ -82,8 +84,8 @@ def _title(name: str) -> str:
     packaged = catalog.find(name)
     if packaged:
         return packaged.title
-    path = Path(name).expanduser()
-    return (path.stem if path.is_file() else path.resolve().name) if path.exists() else name
+    path = Path(os.path.expanduser(name))
+    return (path.stem if path.is_file() else path.resolve().name) if os.path.exists(path) else name
 
 
 def _locate(name: str, on_progress: Progress | None) -> Path | None:
@@ -91,10 +93,10 @@ def _locate(name: str, on_progress: Progress | None) -> Path | None:
     if not name.strip():
         raise ModelError(f"load() got an empty name. {catalog.here()}.")
     packaged = catalog.find(name)
-    path = packaged.path() if packaged else Path(name).expanduser()
-    if path.is_dir():
+    path = packaged.path() if packaged else Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
+    if os.path.isdir(path):  # no error for what cannot be a path
         return _model_folder(path)
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix != ".gguf":
             raise ModelError(f'load("{name}") is a file: give the folder it is in, or a .gguf file')
         return converted(path, on_progress)
@@ -187,7 +189,7 @@ def _tokenizer(source: str, name: str, *, local: bool) -> PreTrainedTokenizerBas
 
 
 def _failed(source: str, name: str, error: Exception, *, local: bool) -> ModelError:
-    if Path(source).is_dir():
+    if os.path.isdir(source):
         return ModelError(f"the model in {source} does not load: {type(error).__name__}: {error}")
     if local:
         return ModelError(
