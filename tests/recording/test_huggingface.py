@@ -132,6 +132,16 @@ def test_flex_attention_is_read_from_its_block_mask(side):
     assert compare(build("mistral window"), padded(2, 10, side), "flex_attention") <= 2e-6
 
 
+def test_trap05_a_float_mask_of_zeros_and_ones_pads_too():
+    model, inputs = build("bert"), padded(2, 10, "right")
+    with recording.record(model) as rec:
+        run(model, inputs, "sdpa")
+        run(model, {**inputs, "attention_mask": inputs["attention_mask"].float()}, "sdpa")
+    whole, as_float = (each[0].to_dense() for each in rec.passes)
+    assert (as_float[0, :, 7:] == 0).all()
+    assert torch.equal(as_float, whole)
+
+
 def test_trap04_left_padding_makes_empty_rows_that_are_zero():
     with recording.record(model := build("llama")) as rec:
         run(model, padded(2, 10, "left"), "sdpa")
@@ -287,6 +297,38 @@ def test_an_implementation_that_computes_something_else_is_an_error(registered):
     model, inputs = build("llama"), padded(2, 10, None)
     with pytest.raises(RecordingError, match="its output is not softmax"), recording.record(model):
         run(model, inputs, registered(sharper))
+
+
+@pytest.mark.parametrize("implementation", FUSED)
+def test_a_call_under_somebody_elses_function_mode_is_seen_once(implementation):
+    class OnDevice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = build("llama")
+
+        def forward(self, **inputs: Tensor) -> Any:
+            with torch.device("cpu"):  # a function mode above ours
+                return self.model(**inputs)
+
+    model = OnDevice()
+    model.model.set_attn_implementation(implementation)
+    with recording.record(model) as rec:
+        model(**padded(2, 10, None))
+    assert rec.paths == [f"model.model.layers.{n}.self_attn" for n in range(3)]
+
+
+def test_a_function_that_calls_one_it_was_given_earlier_is_seen_once(registered):
+    model, given = build("llama"), []
+    interface = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
+
+    def keeps(*args, **kwargs):
+        return given[0](*args, **kwargs)
+
+    with recording.record(model) as rec:
+        model.register_forward_pre_hook(lambda *_: given.append(interface.get_interface("sdpa", None)))
+        run(model, padded(2, 10, None), registered(keeps))
+    assert given[0].reports_to_clearhead
+    assert rec.layers == [0, 1, 2]
 
 
 def test_a_subclass_of_the_interface_that_overrides_the_method_is_seen_once(monkeypatch):

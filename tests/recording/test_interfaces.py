@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
+from clearhead import masks
 from clearhead.errors import RecordingError
 from clearhead.recording.calls import Call
 from clearhead.recording.checking import confirmed
@@ -123,6 +124,53 @@ def test_flex_reads_any_mask_mod_and_skips_empty_blocks():
     t, s = torch.tensor([5, 150, 299]), torch.tensor([5, 20, 250])
     attn = call.to_map()
     assert torch.allclose(attn.pick(t, s), attn.to_dense()[:, :, t, s], atol=1e-7)
+
+
+def flex_call(mask_mod: Any, *, batches: int, heads: int) -> Call:
+    return read(flex, 5, 5, create_block_mask(mask_mod, batches, heads, 5, 5, device="cpu"))
+
+
+def by_head(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return (q - k) >= h - b
+
+
+@pytest.mark.parametrize(("batches", "heads"), [(1, 1), (2, 1), (1, 4), (2, 4)])
+def test_a_rule_of_a_block_mask_is_itself_a_mask_mod(batches, heads):
+    rule = flex_call(by_head, batches=batches, heads=heads).rule()
+    tile = rule.bind(5, 5).tile(slice(0, 5), slice(0, 5), torch.arange(2), torch.arange(4))
+    ours = create_mask(rule.bind(5, 5), 2, 4, 5, 5, device="cpu")
+    assert torch.equal(ours, tile.expand(2, 4, 5, 5))
+    assert torch.equal(ours, create_mask(by_head, batches, heads, 5, 5, device="cpu").expand(2, 4, 5, 5))
+    one = [torch.tensor(n) for n in (0, 0, 3, 2)]
+    assert bool(rule.bind(5, 5)(*one)) == bool(ours[0, 0, 3, 2])
+    assert torch.equal(create_mask((rule & masks.causal()).bind(5, 5), 2, 4, 5, 5, device="cpu"), ours & ours.tril())
+
+
+def test_a_block_mask_says_whether_its_heads_differ():
+    assert flex_call(by_head, batches=2, heads=4).rule().per_head
+    assert not flex_call(by_head, batches=2, heads=1).rule().per_head
+    assert not flex_call(by_head, batches=2, heads=4).to_map().heads_alike
+
+
+def test_a_block_mask_names_its_tensors_wherever_its_mask_mod_keeps_them():
+    real, ids = torch.ones(2, 5, dtype=torch.bool), torch.zeros(5, dtype=torch.long)
+
+    def padding(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return real[b, k]
+
+    def both(*functions: Any) -> Any:
+        return lambda b, h, q, k: functions[0](b, h, q, k) & functions[1](b, h, q, k)
+
+    call = flex_call(both(padding, masks.documents(ids).bind(5, 5)), batches=2, heads=1)
+    held = [id(tensor) for tensor in call.tensors()]
+    assert id(real) in held
+    assert id(ids) in held
+    assert len(held) == len(set(held)) == 3 + 4 + 2  # q, k, v; the table; what the mask_mod holds
+    attn = call.to_map()
+    attn.to_dense()
+    real[:, 3] = False
+    with pytest.raises(RecordingError, match="overwritten in place"):
+        attn.to_dense()
 
 
 def test_flex_adds_the_first_head_of_a_float_mask():

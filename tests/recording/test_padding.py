@@ -31,7 +31,7 @@ def padded_rows_are_empty(dense: Tensor) -> bool:
     return bool((dense[0, :, :2] == 0).all()) and bool((dense[0, :, 2:].sum(-1) - 1).abs().max() <= 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.int32, torch.float32, torch.float16])
 @pytest.mark.parametrize("positional", [False, True])
 def test_trap05_the_calls_own_mask_is_read_by_name_and_by_position(x, dtype, positional):
     model, mask = Masked(), MASK.to(dtype)
@@ -89,6 +89,19 @@ def test_nothing_padded_adds_no_mask(x):
         model(x, torch.ones(2, 5))
         model(x, torch.ones(2, 5, dtype=torch.long))
     assert all("padding" not in repr(each[0].mask) for each in recording.passes)
+
+
+@pytest.mark.parametrize("added", [0.0, -1e9, -torch.inf, 0.5])
+def test_a_float_mask_that_is_added_to_scores_is_no_padding(x, added):
+    class Added(nn.Module):
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None, :])
+
+    model, mask = Added(), (1 - MASK.float()).masked_fill(MASK == 0, added)
+    with record(model) as recording:
+        model(x, mask)
+    assert recording[0].mask is None
+    assert (recording[0].to_dense().sum(-1) - 1).abs().max() <= 1e-6
 
 
 def test_trap18_a_cached_step_takes_the_last_queries(x):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import gc
+import pickle
 import threading
+import warnings
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ from torch.nn import functional as F
 
 from clearhead.errors import RecordingError, ShapeError
 from clearhead.recording import record
+from clearhead.recording.observer import current
 
 # --- nothing is left behind -----------------------------------------------------------------------
 
@@ -90,6 +95,52 @@ def test_nested_blocks_of_one_model_both_see_it(nano, ids, touched):
     assert inner.layers == [1]
     assert torch.equal(inner[0].to_dense(), outer.passes[0][1].to_dense())
     assert touched() == before
+
+
+def test_overlapping_blocks_each_see_what_was_called_while_they_were_open(nano, ids, touched):
+    before = touched()
+    a, b = record(nano), record(nano)
+    first = a.__enter__()
+    second = b.__enter__()
+    nano(ids)
+    a.__exit__(None, None, None)
+    nano(ids)
+    nano(ids)
+    b.__exit__(None, None, None)
+    assert (len(first.passes), len(second.passes)) == (1, 3)
+    assert current() is None
+    assert touched() == before
+
+
+def test_a_block_that_closes_in_another_context_closes_itself_and_no_other(nano, ids):
+    a, b = record(nano), record(nano)
+    elsewhere = contextvars.copy_context()
+    first = elsewhere.run(a.__enter__)
+    with b as second:
+        elsewhere.run(nano, ids)
+        a.__exit__(None, None, None)
+        elsewhere.run(nano, ids)
+        nano(ids)
+    assert (len(first.passes), len(second.passes)) == (1, 1)
+    assert current() is elsewhere.run(current) is None
+
+
+def test_a_pass_that_one_block_cannot_begin_is_open_in_none(nano, ids, monkeypatch):
+    from clearhead.recording import recorder
+
+    read, calls = recorder.read_padding, []
+
+    def second_one_fails(*args: Any) -> Any:
+        calls.append(1)
+        return 1 / 0 if len(calls) == 2 else read(*args)
+
+    monkeypatch.setattr(recorder, "read_padding", second_one_fails)
+    with record(nano) as outer, record(nano) as inner:
+        with pytest.raises(ZeroDivisionError):
+            nano(ids)
+        assert current().running == 0
+        nano(ids)
+    assert [len(each) for each in outer.passes] == [len(each) for each in inner.passes] == [3]
 
 
 def test_a_block_for_a_part_sees_the_part_only(nano, ids):
@@ -229,12 +280,34 @@ def test_overwritten_tensors_raise_on_reading_and_not_before(attend):
         kept.to_dense()
 
 
+def test_what_was_overwritten_before_the_first_reading_raises_too(attend):
+    v = torch.randn(1, 2, 5, 4)
+    with record(attend) as recording:
+        attend(v + 1, v + 2, v)
+    v.mul_(2)
+    with pytest.raises(RecordingError, match="overwritten in place"):
+        recording[0]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
+def test_a_recording_can_be_copied_and_pickled(nano, ids, again):
+    with record(nano) as recording:
+        nano(ids)
+    dense = recording[1].to_dense()  # the map is made, and holds versions of its own
+    for copied in (again(recording), again(recording.passes[0])):
+        assert torch.equal(copied[1].to_dense(), dense)
+        assert copied.paths == recording.paths
+    recording[1].v.mul_(2)
+    with pytest.raises(RecordingError, match="overwritten in place"):
+        again(recording)
+
+
 def test_an_overwritten_mask_raises_too(attend):
     q, mask = torch.randn(1, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool)
     with record(attend) as recording:
         attend(q, q, q, attn_mask=mask)
     mask[0, 0] = False
-    with pytest.raises(RecordingError, match=r"shape \(1, 1, 5, 5\).*overwritten"):
+    with pytest.raises(RecordingError, match=r"mask or bias was overwritten"):
         recording[0]
 
 
@@ -255,9 +328,56 @@ def test_a_compiled_model_runs_eagerly_in_the_block_and_it_is_said(nano, ids, ho
         out = compiled(ids)
     assert torch.equal(out, plain)
     assert recording.paths == ["h.0.attn", "h.1.attn", "h.2.attn"]
+    assert stance() == "default"
+
+
+def stance() -> str:
     from torch._dynamo import eval_frame
 
-    assert eval_frame._stance.stance == "default"
+    return eval_frame._stance.stance
+
+
+@pytest.mark.filterwarnings("ignore:record.*runs uncompiled")
+def test_overlapping_blocks_of_compiled_models_restore_the_stance_when_the_last_one_closes(make_nano, ids):
+    models = [torch.compile(make_nano(layers=1).eval(), backend="eager") for _ in range(2)]
+    a, b = (record(model) for model in models)
+    a.__enter__()
+    second = b.__enter__()
+    models[0](ids)
+    a.__exit__(None, None, None)
+    assert stance() == "force_eager"
+    models[1](ids)
+    b.__exit__(None, None, None)
+    assert stance() == "default"
+    assert len(second) == 1
+
+
+def test_the_warning_of_a_compiled_model_names_the_users_line(nano, ids):
+    nano.compile(backend="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with record(nano):
+            nano(ids)
+    assert [(one.filename, "uncompiled" in str(one.message)) for one in caught] == [(__file__, True)]
+
+
+def test_a_compiled_function_inside_a_plain_model_is_seen(attend):
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = attend
+            self.double = torch.compile(lambda x: self.inner(x, x, x) * 2, backend="eager")
+            self.bare = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x) * 2, backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bare(self.double(x))
+
+    model, x = Mixed(), torch.randn(1, 2, 5, 4)
+    plain = model(x)
+    with record(model) as recording:
+        out = model(x)
+    assert torch.equal(out, plain)
+    assert recording.paths == ["inner", ""]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -319,9 +439,9 @@ def test_an_unknown_layer_names_what_exists(nano, ids):
         nano(ids)
 
 
-@pytest.mark.parametrize("layers", [[-1], [True], [0.0], []])
+@pytest.mark.parametrize("layers", [[-1], [True], [0.0], [], 3, "all"])
 def test_layers_are_numbers_from_zero(nano, layers):
-    with pytest.raises(RecordingError, match="expected layer numbers, integers from 0"):
+    with pytest.raises(RecordingError, match="expected layer numbers, a list of integers from 0"):
         record(nano, layers=layers)
 
 
@@ -343,3 +463,15 @@ def test_a_recorder_is_for_one_block(nano, ids):
         nano(ids)
     with pytest.raises(RecordingError, match=r"call clearhead\.record\(model\) again"), recorder:
         pass
+
+
+def test_a_recorder_that_is_open_cannot_be_entered_again(nano, ids, touched):
+    before, recorder = touched(), record(nano)
+    with recorder as recording:
+        with pytest.raises(RecordingError, match=r"is in use: call clearhead\.record\(model\) again"):
+            recorder.__enter__()
+        nano(ids)
+    assert len(recording.passes) == 1
+    assert touched() == before
+    with pytest.raises(RecordingError, match="is not in use"):
+        record(nano).__exit__(None, None, None)

@@ -23,7 +23,12 @@ def record(
 
     Seen are transformers models through their attention interface, whatever the implementation, and every
     other program that calls `torch.nn.functional.scaled_dot_product_attention`. Weights are those before
-    dropout. Acts for the entering thread and this model only; nothing is left behind, after an exception too.
+    dropout. Calls of this model in the entering thread are recorded, no others. Nothing is left behind, after
+    an exception too. Blocks may be nested and overlap.
+
+    A compiled model runs uncompiled in the block, and a warning says so: torch.compile then is off for the whole
+    process, other models and threads included. A compiled function inside a plain model is split at its
+    attention calls (one compiled with fullgraph=True fails).
 
     Args:
         model: the module that is called in the block; each call of it is one pass.
@@ -39,9 +44,9 @@ def record(
         model has returned.
 
     Raises:
-        RecordingError: for a scripted or exported model, or none; on leaving, if no attention call was seen,
-            or a layer of `layers` does not exist; while the model runs, if a call computes something that is
-            not understood.
+        RecordingError: for a scripted or exported model, or none; for a recorder that is entered again; on
+            leaving, if no attention call was seen, or a layer of `layers` does not exist; while the model runs, if
+            a call computes something that is not understood.
 
     Cost: O(1) a call beside holding q, k and v: no weights are computed. (An eager implementation, whose code
     differs from model to model, is checked on one query a call.)
@@ -58,6 +63,3 @@ def record(
     ((1, 2, 5, 5), [1.0, 0.0, 0.0, 0.0, 0.0])
     """
     return Recorder(model, layers=layers, padding=padding, detach=detach)
-
-
-record.__module__ = "clearhead"

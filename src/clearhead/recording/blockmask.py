@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import ShapeError
-from clearhead.masks import Coverage, MaskRule
+from clearhead.masks import BoundMask, Coverage, MaskRule
 
 __all__ = ["BlockRule", "is_block_mask"]
 
 _MODULE = "torch.nn.attention.flex_attention"
+_TABLE = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 
 def is_block_mask(mask: object) -> bool:
@@ -32,8 +35,10 @@ class BlockRule(MaskRule):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         """What the mask_mod says of each pair; a batch or head dimension of 1 is broadcast."""
         batches, heads = self._mask.shape[:2]
-        b = b if batches > 1 else torch.zeros_like(b[:1])
-        h = h if heads > 1 else torch.zeros_like(h[:, :1])
+        b = b if batches > 1 else b.new_zeros((1,) * b.ndim)
+        h = h if heads > 1 else h.new_zeros((1,) * h.ndim)
+        if not (b.ndim or h.ndim or q.ndim or k.ndim):  # FlexAttention asks, which maps over the pairs itself
+            return self._mask.mask_mod(b, h, q, k)  # type: ignore[no-any-return]
         shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
             b.shape, h.shape, q.shape, k.shape
         )
@@ -66,5 +71,32 @@ class BlockRule(MaskRule):
         if batches not in (1, B) or heads not in (1, H) or queries < T or keys < S:
             raise ShapeError(f"a BlockMask of shape {tuple(self._mask.shape)} for an attention of {(B, H, T, S)}.")
 
+    @property
+    def per_head(self) -> bool:
+        return bool(self._mask.shape[1] > 1)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The table, and what the mask_mod and the functions in it close over (not what they read as globals)."""
+        table = (getattr(self._mask, name) for name in _TABLE)
+        yield from (part for part in table if part is not None)
+        yield from _closed_over(self._mask.mask_mod, set())
+
     def __repr__(self) -> str:
         return f"block_mask({tuple(self._mask.shape)})"
+
+
+def _closed_over(thing: object, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors that a function holds in its closure, directly or in other functions, lists or rules."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, BoundMask):
+        yield from thing.rule.tensors()
+    elif isinstance(thing, (tuple, list)):
+        for part in thing:
+            yield from _closed_over(part, seen)
+    elif isinstance(thing, FunctionType):
+        for cell in thing.__closure__ or ():
+            yield from _closed_over(cell.cell_contents, seen)

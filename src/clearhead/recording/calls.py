@@ -41,7 +41,8 @@ class Call:
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that the map will read later."""
         yield from (self.q, self.k, self.v, *self.biases)
-        yield from (mask for mask in self.masks if isinstance(mask, Tensor))
+        for mask in self.masks:
+            yield from [mask] if isinstance(mask, Tensor) else mask.tensors()
         if self.sinks is not None:
             yield self.sinks
 

@@ -1,7 +1,8 @@
 """Trust, but verify: an attention function that clearhead does not know is checked on one query of each call.
 
 weights[t] @ v must be the output that the function returned for query t = T // 2 (a middle one, so that a
-causal mask shows). Cost: O(S·D) a head, one T-th of the call itself.
+causal mask shows). Not checked: a call with dropout, whose output is random; a batch entry in which that query
+attends to nothing; an output that is not finite. Cost: O(S·D) a head, one T-th of the call itself.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ def confirmed(calls: list[Call], output: Tensor, arguments: Arguments) -> Call:
         if _reproduces(call.detached(), output.detach()):
             return call
     raise RecordingError(
-        f"{arguments.arrived()}, and its output is not softmax(scale · q·k + mask) @ v: this"
-        " implementation does"
-        f" something that clearhead does not know (implementation {_implementation(arguments)!r})."
+        f"{arguments.arrived()}, and its output is not softmax(scale · q·k + mask) @ v: this implementation"
+        f" ({_implementation(arguments)!r}) does something that clearhead does not know."
         " Use attn_implementation='sdpa', or report the model."
     )
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -34,6 +35,8 @@ class FunctionSeam(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is _ATTENTION:
+            if torch.compiler.is_dynamo_compiling():
+                torch._dynamo.graph_break()  # a compiled function is split here: this call then runs in Python
             self._see(read(*args, **(kwargs or {})))
         return result
 

@@ -58,7 +58,7 @@ def _reported(function: Function) -> Function:
     @functools.wraps(function)
     def attention(*args: Any, **kwargs: Any) -> Any:
         observer = current()
-        if observer is None or not observer.running:
+        if observer is None or not observer.running or observer.inside:
             return function(*args, **kwargs)
         with observer.taken():
             result = function(*args, **kwargs)

@@ -14,7 +14,9 @@ integrations/*.py:
     registered       like eager, or like sdpa               bool, or added      applied         added
 
 Eager functions differ from model to model, and users register their own: what they computed is compared with
-what is said here on one query (`checking.py`), so that a difference is an error and never a wrong map.
+what is said here on one query (`checking.py`), and a difference there is an error. Unnoticed is one that shows
+only in other queries; and any in a call with dropout, in a batch entry whose middle query is padded, or in an
+output that is not finite, where nothing can be compared.
 """
 
 from __future__ import annotations
@@ -237,8 +239,7 @@ def _refuse_unknown(arguments: Arguments) -> None:
     given = [name for name in _NOT_UNDERSTOOD if arguments.options.get(name) is not None]
     if given:
         raise RecordingError(
-            f"{', '.join(given)} changes the weights in a way that clearhead does not know:"
-            f" {arguments.arrived()}."
+            f"{', '.join(given)} changes the weights in a way that clearhead does not know: {arguments.arrived()}."
             " This model cannot be recorded."
         )
 

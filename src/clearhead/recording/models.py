@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import fx, nn
 
 from clearhead._checks import describe
 from clearhead.errors import RecordingError
+from clearhead.recording.wrapping import Counted
 
 __all__ = ["check_model", "running_eagerly", "unwrapped"]
 
@@ -19,20 +19,17 @@ def check_model(model: object) -> None:
     """Raise RecordingError, saying why and what to do, for what has no Python code to watch."""
     if isinstance(model, torch.jit.ScriptModule):
         raise RecordingError(
-            f"record({type(model).__name__}): a scripted or traced model runs in TorchScript, where no"
-            " call can be"
+            f"record({type(model).__name__}): a scripted or traced model runs in TorchScript, where no call can be"
             " seen. Record the nn.Module that it was made from."
         )
     if isinstance(model, torch.export.ExportedProgram) or (isinstance(model, fx.GraphModule) and _is_exported(model)):
         raise RecordingError(
-            f"record({type(model).__name__}): an exported program is a graph of kernels, in which"
-            " attention may have"
-            " been taken apart. Record the nn.Module that it was exported from."
+            f"record({type(model).__name__}): an exported program is a graph of kernels, in which attention may"
+            " have been taken apart. Record the nn.Module that it was exported from."
         )
     if not isinstance(model, nn.Module):
         raise RecordingError(
-            f"record({describe(model)}): expected the torch.nn.Module that is called in the block. Of a"
-            " pipeline or"
+            f"record({describe(model)}): expected the torch.nn.Module that is called in the block. Of a pipeline or"
             " wrapper, pass the module inside (often its .model)."
         )
 
@@ -47,27 +44,37 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, ...]:
     return (model, inner) if isinstance(inner, nn.Module) else (model,)
 
 
-@contextmanager
-def running_eagerly(model: nn.Module) -> Iterator[None]:
+def running_eagerly(model: nn.Module) -> AbstractContextManager[None]:
     """Within the block a compiled model runs its Python code, and a warning says so; others are left alone.
 
     Only for compiled models: FlexAttention compiles its kernel on its own, and that must run as without the
-    recorder.
+    recorder. The warning names the line that called our caller: the user's `with`.
     """
     if not any(_is_compiled(module) for module in model.modules()):
-        yield
-        return
+        return nullcontext()
     if torch.compiler.is_compiling():
         raise RecordingError("record() inside a function that torch.compile is compiling: call it outside.")
     warnings.warn(
-        f"record({type(model).__name__}): the compiled model runs uncompiled inside this block (a compiled"
-        " graph makes"
-        " no calls that can be seen); its output is that of the uncompiled model.",
+        f"record({type(model).__name__}): the compiled model runs uncompiled inside this block (a compiled graph"
+        " makes no calls that can be seen), and so does everything else that torch.compile has compiled; its output"
+        " is that of the uncompiled model.",
         UserWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    return _EAGERLY.held()
+
+
+class _Eagerly(Counted):
+    """PyTorch's stance to compiled code: one for the whole process, and each new one remembers the one before."""
+
+    def make(self) -> None:
+        self._stance = torch.compiler.set_stance("force_eager")  # holds from here
+
+    def undo(self) -> None:
+        self._stance.__exit__(None, None, None)
+
+
+_EAGERLY = _Eagerly()
 
 
 def _is_compiled(module: nn.Module) -> bool:

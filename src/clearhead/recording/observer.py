@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -50,21 +50,23 @@ _observer: ContextVar[Observer | None] = ContextVar("clearhead_observer", defaul
 def current() -> Observer | None:
     """The observer of this thread, if a block is open in it; one in a context copied from elsewhere is not."""
     observer = _observer.get()
-    return observer if observer is not None and observer.thread == threading.get_ident() else None
+    if observer is None or not observer.listeners or observer.thread != threading.get_ident():
+        return None
+    return observer
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Report to `listener` what this thread does; blocks may be nested."""
-    outer = current()
-    observer = outer or Observer()
+    """Report to `listener` what this thread does; blocks may close in any order, and in another context."""
+    observer = current() or Observer()
     _observer.set(observer)
     observer.listeners.append(listener)
     try:
         yield
     finally:
         observer.listeners.remove(listener)
-        _observer.set(outer)
+        if not observer.listeners and _observer.get() is observer:
+            _observer.set(None)
 
 
 class Observer:
@@ -77,7 +79,12 @@ class Observer:
         self.running = 0  # passes that are open
         self.inside = False  # within an attention call that an earlier seam has taken
         self._present = False  # whether the function mode is on torch's stack
-        self._mode = FunctionSeam(lambda call: self.see(call, self.modules[-1]))
+        self._mode = FunctionSeam(self._called)
+
+    def _called(self, call: Call) -> None:
+        """PyTorch's attention function was called; an earlier seam may report that call (see `stepped_out`)."""
+        if not self.inside:
+            self.see(call, self.modules[-1])
 
     def see(self, call: Call, module: nn.Module | None) -> None:
         """Tell every block whose model is running."""
@@ -103,18 +110,24 @@ class Observer:
             self.modules.pop()
 
     def _run_root(self, original: Function, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        begun = [one for one in self.listeners if any(r is root for r in one.roots) and one.begin(args, kwargs)]
-        self.running += len(begun)
+        concerned = [one for one in self.listeners if any(r is root for r in one.roots)]
+        with ExitStack() as passes:  # whatever raises, each pass that has begun is ended
+            for listener in concerned:
+                if listener.begin(args, kwargs):
+                    passes.enter_context(self._open_pass(listener))
+            with self._stepped_in():
+                return original(root, *args, **kwargs)
+
+    @contextmanager
+    def _open_pass(self, listener: Listener) -> Iterator[None]:
+        self.running += 1
         complete = False
         try:
-            with self._stepped_in():
-                result = original(root, *args, **kwargs)
+            yield
             complete = True
-            return result
         finally:
-            self.running -= len(begun)
-            for listener in begun:
-                listener.end(complete)
+            self.running -= 1
+            listener.end(complete)
 
     @contextmanager
     def _stepped_in(self) -> Iterator[None]:

@@ -71,10 +71,9 @@ def check_padding(padding: object) -> None:
         return
     if not isinstance(padding, Tensor) or padding.ndim != 2 or padding.is_floating_point():
         raise ShapeError(
-            f"record(padding={describe(padding)}): expected the tokenizer's attention_mask, a bool or 0/1"
-            " tensor"
-            " (B, tokens) that is True where a token is real; False for no padding; None to read it from"
-            " the call."
+            f"record(padding={describe(padding)}): expected the tokenizer's attention_mask, a bool or 0/1 integer"
+            " tensor (B, tokens) that is True where a token is real; False for no padding; None to read it from the"
+            " call."
         )
 
 
@@ -113,7 +112,15 @@ def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 def _flags(mask: object) -> Tensor | None:
     """A 2-D mask as bool; None where it is something else, or pads nothing."""
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.is_floating_point():
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or (mask.is_floating_point() and not _is_zero_one(mask)):
         return None
     real = mask != 0
     return None if bool(real.all()) else real
+
+
+def _is_zero_one(mask: Tensor) -> bool:
+    """Whether a float mask says which tokens are real, as transformers takes it; others are added to scores.
+
+    Zeros alone are added: they hide nothing.
+    """
+    return bool(((mask == 0) | (mask == 1)).all()) and bool(mask.any())

@@ -44,13 +44,14 @@ class Recorder:
         self._paths: dict[int, str] = {}
         self._missed: set[str] = set()
         self._foreign: set[str] = set()
-        self._stack = ExitStack()
+        self._stack: ExitStack | None = None  # what the block holds; None outside of it
 
     # --- the block ------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Recording:
-        if self._model is None:
-            raise RecordingError("this recorder has been used: call clearhead.record(model) again for a new block.")
+        if self._model is None or self._stack is not None:
+            state = "has been used" if self._model is None else "is in use"
+            raise RecordingError(f"this recorder {state}: call clearhead.record(model) again for a new block.")
         with ExitStack() as stack:
             stack.enter_context(running_eagerly(self._model))
             for replacement in (*observer.REPLACEMENTS, *huggingface.replacements()):
@@ -62,8 +63,10 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._stack is None:
+            raise RecordingError("this recorder is not in use: write `with clearhead.record(model) as recording:`.")
         self._stack.close()
-        self._model, self.roots, self._open, self._paths = None, (), None, {}
+        self._stack, self._model, self.roots, self._open, self._paths = None, None, (), None, {}
         if error is None:  # an exception of the block is never hidden by one of ours
             self._check_seen()
 
@@ -100,7 +103,7 @@ class Recorder:
         rule = self._padding.rule(call, path)
         self._fitted |= rule is not None
         self._sizes.add((call.q.shape[0], call.k.shape[2]))
-        self._open._layers.append(Layer(number, path, call, rule))
+        self._open.add(Layer(number, path, call, rule))
 
     def miss(self, module: nn.Module) -> None:
         """A module ran whose attention cannot be seen."""
@@ -120,8 +123,7 @@ class Recorder:
     def _check_seen(self) -> None:
         if self._started == 0:
             raise RecordingError(
-                f"record({self._name}): the model was not called inside the block. Call the module that"
-                " was passed to"
+                f"record({self._name}): the model was not called inside the block. Call the module that was passed to"
                 " record, as model(…): model.forward(…), a copy of it, or another thread are not seen."
             )
         if not self._recording.passes:
@@ -130,8 +132,7 @@ class Recorder:
             raise RecordingError(self._nothing_seen())
         if self._missed:
             warnings.warn(
-                f"record({self._name}): attention inside {_list(self._missed)} cannot be seen yet and is"
-                " missing from"
+                f"record({self._name}): attention inside {_list(self._missed)} cannot be seen yet and is missing from"
                 " this recording.",
                 UserWarning,
                 stacklevel=3,
@@ -152,8 +153,7 @@ class Recorder:
         if isinstance(self._stated, Tensor) and not self._fitted and not bool((self._stated != 0).all()):
             sizes = ", ".join(str(one) for one in sorted(self._sizes))
             raise RecordingError(
-                f"record({self._name}, padding={tuple(self._stated.shape)}): the padding fits no attention"
-                " call;"
+                f"record({self._name}, padding={tuple(self._stated.shape)}): the padding fits no attention call;"
                 f" (batch, keys) of the calls: {sizes}."
             )
 
@@ -165,12 +165,9 @@ class Recorder:
             "  (a) it computes attention by hand, as softmax(q @ k.mT) @ v: call"
             " torch.nn.functional.scaled_dot_product_attention there, or"
             " clearhead.scaled_dot_product_attention;\n"
-            "  (b) it uses nn.MultiheadAttention or nn.TransformerEncoder, which cannot be seen"
-            f" yet{missed};\n"
-            "  (c) the attention is not in this model's own Python code: in modules that are not"
-            " registered as its"
-            f" submodules{foreign}, in scripted or exported parts, in another thread or process, or there"
-            " is none."
+            f"  (b) it uses nn.MultiheadAttention or nn.TransformerEncoder, which cannot be seen yet{missed};\n"
+            "  (c) the attention is not in this model's own Python code: in modules that are not registered as its"
+            f" submodules{foreign}, in scripted or exported parts, in another thread or process, or there is none."
         )
 
 
@@ -181,10 +178,10 @@ def _list(names: set[str]) -> str:
 def _numbers(layers: Iterable[int] | None) -> frozenset[int] | None:
     if layers is None:
         return None
-    numbers = list(layers)
+    numbers = list(layers) if isinstance(layers, Iterable) else []
     if not numbers or any(type(n) is not int or n < 0 for n in numbers):
         raise RecordingError(
-            f"record(layers={numbers!r}): expected layer numbers, integers from 0 (the order of the attention"
-            " calls), or None for all."
+            f"record(layers={numbers or layers!r}): expected layer numbers, a list of integers from 0 (the order of"
+            " the attention calls), or None for all."
         )
     return frozenset(numbers)

@@ -7,11 +7,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 from torch import Tensor
 
 from clearhead._format import size
+from clearhead._watch import Watched
 from clearhead.errors import RecordingError
 from clearhead.maps import SoftmaxMap
 from clearhead.masks import MaskRule
@@ -27,7 +28,12 @@ class Layer:
         self.number, self.path = number, path
         self._call, self._padding = call, padding
         self.made_from = tuple(call.tensors())  # every tensor the map reads
-        self._versions = tuple(_version(tensor) for tensor in self.made_from)
+        self._watched = Watched(self.made_from)  # from the call on: the map, which watches too, is made later
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a copy or a pickle, whose tensors count their versions anew."""
+        self._check_unchanged()
+        return Layer, (self.number, self.path, self._call, self._padding)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,15 +51,16 @@ class Layer:
 
     def read(self) -> SoftmaxMap:
         """The map; RecordingError if a tensor that it reads was written to since the call."""
-        now = (_version(tensor) for tensor in self.made_from)
-        changed = [t for t, was, is_ in zip(self.made_from, self._versions, now, strict=True) if is_ != was]
-        if changed:
-            raise RecordingError(
-                f"the map of layer {self.number} ({self.path!r}) can no longer be read: a tensor of shape"
-                f" {tuple(changed[0].shape)} that it is made from was overwritten in place after the call"
-                " (a static cache does so at each step, an optimiser at each update). Read it before that."
-            )
+        self._check_unchanged()
         return self._map
+
+    def _check_unchanged(self) -> None:
+        if self._watched.changed:
+            raise RecordingError(
+                f"the map of layer {self.number} ({self.path!r}) can no longer be read: its q, k, v, mask or bias was"
+                " overwritten in place after the call (a static cache does so at each step, an optimiser at each"
+                " update). Read it before that."
+            )
 
 
 class _Maps(Sequence[SoftmaxMap]):
@@ -117,8 +124,7 @@ class _Maps(Sequence[SoftmaxMap]):
         if self.dense_nbytes > max_bytes:
             raise RecordingError(
                 f"to_attentions(max_bytes={max_bytes:,}): the dense weights take {self.dense_nbytes:,} bytes"
-                f" ({size(self.dense_nbytes)}). Allow that many, record fewer layers (record(model,"
-                " layers=[…])),"
+                f" ({size(self.dense_nbytes)}). Allow that many, record fewer layers (record(model, layers=[…])),"
                 " or read the lazy maps in recording.attentions."
             )
         return tuple(attn.to_dense() for attn in self)
@@ -129,6 +135,10 @@ class Pass(_Maps):
 
     def __init__(self) -> None:
         self._layers: list[Layer] = []
+
+    def add(self, layer: Layer) -> None:
+        """Append the next attention call."""
+        self._layers.append(layer)
 
     def _kept(self, asked: str) -> list[Layer]:
         return self._layers
@@ -160,7 +170,7 @@ class Recording(_Maps):
     @property
     def nbytes(self) -> int:
         """Bytes that are held by all passes: each storage once."""
-        return _held([layer for each in self.passes for layer in each._layers])
+        return _held([layer for each in self.passes for layer in each._kept("recording.nbytes")])
 
     @property
     def dense_nbytes(self) -> int:
@@ -169,7 +179,7 @@ class Recording(_Maps):
 
     def __repr__(self) -> str:
         if len(self.passes) == 1:
-            return f"Recording({_summary(self.passes[0]._layers)})"
+            return f"Recording({_summary(self._kept('repr'))})"
         return f"Recording(passes={len(self.passes)}; holds {size(self.nbytes)})"
 
 
@@ -183,11 +193,6 @@ def _summary(layers: list[Layer]) -> str:
 def _held(layers: list[Layer]) -> int:
     storages = (tensor.untyped_storage() for layer in layers for tensor in layer.made_from)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was written to; inference tensors do not count, and cannot be watched."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _at(kept: list[Layer], index: int, asked: str) -> Layer:
@@ -228,7 +233,3 @@ def shorten(numbers: Sequence[int]) -> str:
     if len(numbers) <= 6:
         return ", ".join(map(str, numbers)) or "none"
     return ", ".join([*map(str, numbers[:3]), "…", str(numbers[-1])])
-
-
-for _class in (Pass, Recording):
-    _class.__module__ = "clearhead"

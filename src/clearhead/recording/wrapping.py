@@ -1,18 +1,18 @@
-"""Replacing an attribute of somebody else's class for a while: counted, undone, and never undone too early.
+"""Changing something of somebody else's for a while: counted, undone, and never undone too early.
 
-Several blocks (nested, or in several threads) may need the same replacement: the first one in makes it, the
-last one out takes it back. Whoever replaced the attribute again in between keeps what they put there: our
-wrapper below it does nothing once no block is open.
+Several blocks (nested, overlapping, or in several threads) may need the same change: the first one in makes it,
+the last one out takes it back.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Replacement"]
+__all__ = ["Counted", "Replacement"]
 
 Function = Callable[..., Any]
 
@@ -20,37 +20,56 @@ _lock = threading.RLock()
 _MISSING = object()
 
 
-class Replacement:
-    """`owner.name` becomes `wrap(owner.name)` while at least one `held()` block is open."""
+class Counted(ABC):
+    """A change that is in force while at least one `held()` block is open."""
 
-    def __init__(self, owner: type, name: str, wrap: Callable[[Function], Function]) -> None:
-        self._owner, self._name, self._wrap = owner, name, wrap
-        self._holders = 0
-        self._own: Any = _MISSING  # what the owner's own namespace held before
-        self._ours: Any = None
+    _holders = 0
+
+    @abstractmethod
+    def make(self) -> None:
+        """Make the change: the first block opens."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Take it back: the last block closes."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the replacement; it is taken back when the last holder leaves, whatever the reason."""
+        """Hold the change; it is taken back when the last holder leaves, whatever the reason."""
         with _lock:
-            self._acquire()
+            if self._holders == 0:
+                self.make()
+            self._holders += 1
         try:
             yield
         finally:
             with _lock:
-                self._release()
+                self._holders -= 1
+                if self._holders == 0:
+                    self.undo()
 
-    def _acquire(self) -> None:
-        if self._holders == 0:
-            self._own = vars(self._owner).get(self._name, _MISSING)
-            self._ours = self._wrap(getattr(self._owner, self._name))
-            setattr(self._owner, self._name, self._ours)
-        self._holders += 1
 
-    def _release(self) -> None:
-        self._holders -= 1
-        if self._holders == 0 and vars(self._owner).get(self._name) is self._ours:
-            if self._own is _MISSING:
-                delattr(self._owner, self._name)
-            else:
-                setattr(self._owner, self._name, self._own)
+class Replacement(Counted):
+    """`owner.name` becomes `wrap(owner.name)`.
+
+    Whoever replaced the attribute again in between keeps what they put there: our wrapper below it does nothing
+    once no block is open.
+    """
+
+    def __init__(self, owner: type, name: str, wrap: Callable[[Function], Function]) -> None:
+        self._owner, self._name, self._wrap = owner, name, wrap
+        self._own: Any = _MISSING  # what the owner's own namespace held before
+        self._ours: Any = None
+
+    def make(self) -> None:
+        self._own = vars(self._owner).get(self._name, _MISSING)
+        self._ours = self._wrap(getattr(self._owner, self._name))
+        setattr(self._owner, self._name, self._ours)
+
+    def undo(self) -> None:
+        if vars(self._owner).get(self._name) is not self._ours:
+            return
+        if self._own is _MISSING:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
