@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -459,3 +461,14 @@ def test_one_layer_of_a_tuple_reads_no_other() -> None:
 def test_trap_22_no_features() -> None:
     with pytest.raises(ShapeError, match=r"q and k have no features \(D = 0\)"):
         SoftmaxMap(torch.zeros(3, 0), torch.zeros(3, 0))
+
+
+def test_copies_and_pickles_of_a_map_can_be_read() -> None:
+    q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    q.mul_(2)  # a version that a copy does not have
+    attn = SoftmaxMap(q, k, mask=masks.causal() & masks.dense(torch.ones(5, 5, dtype=torch.bool)))
+    for other in (copy.deepcopy(attn), pickle.loads(pickle.dumps(attn)), copy.copy(attn)):
+        assert torch.equal(other.to_dense(), attn.to_dense())
+    k.zero_()
+    with pytest.raises(RecordingError, match="cannot be copied"):
+        copy.deepcopy(attn)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
+from clearhead.errors import RecordingError
+
 __all__ = ["HoldsTensors", "Watched"]
 
 
@@ -36,6 +38,15 @@ class Watched:
     def differentiable(self) -> bool:
         """Whether a gradient may be asked of one of them."""
         return any(tensor.requires_grad for tensor, _ in self._seen)
+
+    def __getstate__(self) -> list[Tensor]:
+        if self.changed:
+            raise RecordingError("a map whose tensors were overwritten in place cannot be copied: its weights are lost.")
+        return [tensor for tensor, _ in self._seen]
+
+    def __setstate__(self, tensors: list[Tensor]) -> None:
+        """Copied or unpickled tensors count their versions anew."""
+        self.__init__(tensors)  # type: ignore[misc]
 
 
 def _version(tensor: Tensor) -> int:
