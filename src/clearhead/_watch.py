@@ -41,7 +41,7 @@ class Watched:
 
     def __getstate__(self) -> list[Tensor]:
         if self.changed:
-            raise RecordingError("a map whose tensors were overwritten in place cannot be copied: its weights are lost.")
+            raise RecordingError("a map whose tensors were overwritten cannot be copied: its weights are lost.")
         return [tensor for tensor, _ in self._seen]
 
     def __setstate__(self, tensors: list[Tensor]) -> None:

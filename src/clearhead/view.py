@@ -86,18 +86,20 @@ def look(
     """
     report = on_progress or silent
     if isinstance(tokenizer, Tensor):
-        inputs, tokens = _layer_inputs(tokenizer, tokens)
-        ids = _same_word_ids(tokens)
+        tokens = _spaced(tokenizer, tokens)
+        args, kwargs, ids = [tokenizer], dict[str, Tensor](), _same_word_ids(tokens)
     else:
         if text is None:
             raise ModelError("look(model, tokenizer, text): the text is missing.")
         _check_kind(model, name or _name(model))
-        inputs, tokens = encode(tokenizer, text)
+        kwargs, tokens = encode(tokenizer, text)
         _check_length(model, len(tokens), name or _name(model))
-        ids = inputs["input_ids"][0]
+        args, ids = [], kwargs["input_ids"][0]
     report("model", 0, 1)
     with record(model, layers=layers) as recording, torch.no_grad():
-        model(*inputs.pop("x", ()), **_to_device(inputs, model), **_frugal(model))
+        there = next(model.parameters(), [*args, *kwargs.values()][0]).device
+        moved = {name: tensor.to(there) for name, tensor in kwargs.items()}
+        model(*(tensor.to(there) for tensor in args), **moved, **_frugal(model))
     report("model", 1, 1)
     maps = [_one_sequence(attn, len(tokens)) for attn in recording]
     return View(maps, list(recording.layers), list(tokens), ids.cpu(), name or _name(model), report)
@@ -198,14 +200,14 @@ class View:
         return LayerData(self.layers[n], self._pictures[n], strong, _is_causal(attn), sinks, **exact)
 
 
-def _layer_inputs(x: Tensor, tokens: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
+def _spaced(x: Tensor, tokens: Sequence[str] | None) -> list[str]:
+    """The words that the rows of x stand for, their numbers where none are given, as a text would have them."""
     if x.ndim not in (2, 3) or (x.ndim == 3 and x.shape[0] != 1) or x.shape[-2] == 0:
         raise ShapeError(f"look(layer, x): expected one sequence, x (T, d) or (1, T, d), got {describe(x)}.")
     tokens = [str(n) for n in range(x.shape[-2])] if tokens is None else [str(token) for token in tokens]
     if len(tokens) != x.shape[-2]:
         raise ShapeError(f"look(layer, x, tokens=…): x has {x.shape[-2]} rows, but there are {len(tokens)} tokens.")
-    spaced = [token if n == 0 or token[:1].isspace() else f" {token}" for n, token in enumerate(tokens)]
-    return {"x": (x,)}, spaced
+    return [token if n == 0 or token[:1].isspace() else f" {token}" for n, token in enumerate(tokens)]
 
 
 def _same_word_ids(tokens: Sequence[str]) -> Tensor:
@@ -226,11 +228,6 @@ def _check_length(model: nn.Module, tokens: int, name: str) -> None:
     limit = context_length(model)
     if limit is not None and tokens > limit:
         raise ModelError(f"the text has {tokens:,} tokens, and {name} reads at most {limit:,}. Shorten the text.")
-
-
-def _to_device(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    weight = next(model.parameters(), None)
-    return inputs if weight is None else {name: tensor.to(weight.device) for name, tensor in inputs.items()}
 
 
 def _frugal(model: nn.Module) -> dict[str, Any]:
