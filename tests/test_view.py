@@ -208,3 +208,9 @@ def test_trap_10_looking_at_6000_tokens_makes_no_dense_matrix() -> None:
     """A dense map is 144 MB; the tiles, the strong weights and the page take less than it."""
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=250, check=True)
     assert int(done.stdout) < 130e6
+
+
+def test_a_short_repeated_sentence_shows_induction(smollm2: tuple[Any, Any]) -> None:
+    heads = clearhead.look(*smollm2, "The cat sat on the mat. The cat sat on the").heads()
+    assert "L17H5" in [head.label for head in heads.strongest("induction")]
+    assert heads.counts()["local"] < 30

@@ -145,11 +145,17 @@ def test_one_uniform_head_serves_all_that_see_the_same_keys(ids: Tensor) -> None
 
 
 def test_role_thresholds() -> None:
-    assert role_of({"previous": 0.25, "sink": 0.9}) == "previous"
-    assert role_of({"previous": 0.24, "sink": 0.7, "broad": 0.9}) == "sink"
-    assert role_of({"sink": 0.6, "broad": 0.6}) == "broad"
-    assert role_of({"sink": 0.5, "broad": 0.5}) == "sink"
-    assert role_of({"sink": 0.49, "broad": None}) == "other"
+    assert role_of({"previous": 0.25, "sink": 0.9}, {}) == "previous"
+    assert role_of({"previous": 0.24, "sink": 0.7, "broad": 0.9}, {}) == "sink"
+    assert role_of({"sink": 0.6, "broad": 0.6}, {}) == "broad"
+    assert role_of({"sink": 0.5, "broad": 0.5}, {}) == "sink"
+    assert role_of({"sink": 0.49, "broad": None}, {}) == "other"
+
+
+def test_trap_27_on_a_short_text_a_role_must_beat_the_uniform_head() -> None:
+    """Of ten tokens most are near: a head is not local for looking at what is there."""
+    assert role_of({"local": 0.7}, {"local": 0.64}) == "other"
+    assert role_of({"local": 0.84, "induction": 0.56}, {"local": 0.64, "induction": 0.10}) == "induction"
 
 
 def test_head_table() -> None:
