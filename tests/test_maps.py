@@ -472,3 +472,17 @@ def test_copies_and_pickles_of_a_map_can_be_read() -> None:
     k.zero_()
     with pytest.raises(RecordingError, match="cannot be copied"):
         copy.deepcopy(attn)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"softcap": 0.0}, r"softcap=0\.0\): expected a number above 0"),
+        ({"softcap": "x"}, r"softcap='x'\): expected a finite number"),
+        ({"scale": math.inf}, r"scale=inf\): expected a finite number"),
+        ({"scale": "a"}, r"scale='a'\): expected a finite number"),
+    ],
+)
+def test_scale_and_softcap_are_finite_numbers(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises((ShapeError, DTypeError), match=message):
+        SoftmaxMap(torch.zeros(3, 2), torch.zeros(3, 2), **arguments)  # type: ignore[arg-type]

@@ -229,3 +229,9 @@ def test_a_dense_mask_knows_its_empty_and_full_blocks() -> None:
     assert bound.block(slice(0, 2), slice(2, 6)) is Coverage.EMPTY
     assert bound.block(slice(4, 6), slice(0, 4)) is Coverage.FULL
     assert bound.block(slice(0, 3), slice(0, 3)) is Coverage.MIXED
+
+
+def test_counts_are_integers() -> None:
+    for rule in (masks.first_tokens, masks.prefix):
+        with pytest.raises(DTypeError, match="expected an integer, or integers"):
+            rule(torch.tensor([0.5]))

@@ -214,3 +214,48 @@ def test_a_short_repeated_sentence_shows_induction(smollm2: tuple[Any, Any]) -> 
     heads = clearhead.look(*smollm2, "The cat sat on the mat. The cat sat on the").heads()
     assert "L17H5" in [head.label for head in heads.strongest("induction")]
     assert heads.counts()["local"] < 30
+
+
+def test_wrong_arguments_are_named(smollm2: tuple[Any, Any]) -> None:
+    model, tokenizer = smollm2
+    with pytest.raises(ModelError, match="expected a PyTorch module first, got str"):
+        clearhead.look("smollm2", tokenizer, TEXT)  # type: ignore[call-overload]
+    with pytest.raises(ModelError, match=r"look\(model, ndarray of shape \(6, 2\)\): the text is missing"):
+        clearhead.look(Mine(), X.numpy())  # type: ignore[call-overload]
+    with pytest.raises(ModelError, match="leave tokens out"):
+        clearhead.look(model, tokenizer, TEXT, tokens=["a"])  # type: ignore[call-overload]
+    with pytest.raises(ModelError, match="half a character"):
+        clearhead.look(model, tokenizer, "a\ud800")
+
+
+def test_the_tokenizer_of_another_model(smollm2: tuple[Any, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=100)
+    with pytest.raises(ModelError, match="beyond the 100 that GPT2LMHeadModel knows: is this its own tokenizer"):
+        clearhead.look(transformers.GPT2LMHeadModel(config).eval(), smollm2[1], TEXT)
+    with torch.device("meta"):
+        empty = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8))
+    with pytest.raises(ModelError, match="meta device"):
+        clearhead.look(empty, smollm2[1], TEXT)
+
+
+def test_trap_23_attention_that_is_not_finite_is_not_shown_as_healthy() -> None:
+    for x in (X * 1e25, torch.where(X > 0.8, torch.nan, X)):
+        with pytest.raises(ModelError, match=r"the attention of L0H0 and 0 more heads of its layer is not finite"):
+            clearhead.look(Mine(), x).heads()
+
+
+def test_links_are_followed_and_pipes_are_written_into(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "page.html", tmp_path / "link.html", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe)
+    with subprocess.Popen(
+        [sys.executable, "-c", f"print(open({str(pipe)!r}).read())"], stdout=subprocess.PIPE
+    ) as child:
+        write_whole(pipe, "through")
+        assert child.communicate(timeout=30)[0] == b"through\n"
+    assert pipe.is_fifo()

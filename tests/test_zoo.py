@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -428,3 +429,22 @@ def test_context_length_of_roberta_leaves_out_the_reserved_positions() -> None:
 
 def test_context_length_of_a_module_without_a_config() -> None:
     assert zoo.context_length(torch.nn.Linear(2, 2)) is None
+
+
+def test_a_folder_without_tokenizer_files_is_refused(minilm: Any, tmp_path: Path) -> None:
+    """The library makes an empty vocabulary of no files: every word would be unknown, and the page plausible."""
+    shutil.copytree(catalog.find("minilm").path(), tmp_path / "bare", ignore=shutil.ignore_patterns("*tok*", "vocab*", "special*"))
+    with pytest.raises(ModelError, match="its tokenizer has no vocabulary: every word would be unknown"):
+        zoo.load(str(tmp_path / "bare"))
+
+
+def test_a_models_own_code_is_not_run(tiny: Path, empty_cache: Path, tmp_path: Path) -> None:
+    folder, ran = tmp_path / "own", tmp_path / "ran"
+    shutil.copytree(conversion.converted(tiny), folder)
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="code of its own, which is not run here"):
+        zoo.load(str(folder))
+    assert not ran.exists()

@@ -318,6 +318,8 @@ def first_tokens(count: int | Tensor) -> MaskRule:
     """
     if not isinstance(count, Tensor):
         check_count("first_tokens", "count", count, at_least=0)
+    elif count.is_floating_point() or count.dtype == torch.bool:
+        raise DTypeError(f"first_tokens(count): expected an integer, or integers (B,), got {describe(count)}.")
     return FirstTokens(count)
 
 

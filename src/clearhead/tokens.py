@@ -14,7 +14,7 @@ __all__ = ["encode", "pieces"]
 CONTINUED = "\N{REPLACEMENT CHARACTER}"  # a token that holds further bytes of a character begun before it
 
 
-def encode(tokenizer: Any, text: str) -> tuple[dict[str, Tensor], list[str]]:
+def encode(tokenizer: Any, text: object) -> tuple[dict[str, Tensor], list[str]]:
     """The tokenizer's tensors for one text (batch 1), and one piece of text per token.
 
     Raises ModelError for a text without tokens, or an object that is not a Hugging Face tokenizer.
@@ -24,6 +24,8 @@ def encode(tokenizer: Any, text: str) -> tuple[dict[str, Tensor], list[str]]:
         raise ModelError(f"look(model, tokenizer, text): expected a Hugging Face tokenizer, got {kind}.")
     if not isinstance(text, str):
         raise ModelError(f"look(model, tokenizer, text): expected the text as a str, got {type(text).__name__}.")
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
+        raise ModelError("the text holds half a character (a lone surrogate): decode it as UTF-8 first.")
     if not text.strip():
         raise ModelError("the text is empty: there is nothing to attend to. Give at least one word.")
     fast = bool(getattr(tokenizer, "is_fast", False))

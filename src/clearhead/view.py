@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -85,16 +86,18 @@ def look(
     Cost: one forward pass; memory: q, k, v of the kept layers, never a T×S matrix.
     """
     report = on_progress or silent
-    if isinstance(tokenizer, Tensor):
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"look(model, …): expected a PyTorch module first, got {describe(model)}; see zoo.load.")
+    if isinstance(tokenizer, Tensor) and text is None:
         tokens = _spaced(tokenizer, tokens)
         args, kwargs, ids = [tokenizer], dict[str, Tensor](), _same_word_ids(tokens)
     else:
-        if text is None:
-            raise ModelError("look(model, tokenizer, text): the text is missing.")
+        _check_call(tokenizer, text, tokens)
         _check_kind(model, name or _name(model))
         kwargs, tokens = encode(tokenizer, text)
         _check_length(model, len(tokens), name or _name(model))
         args, ids = [], kwargs["input_ids"][0]
+        _check_ids(model, ids, name or _name(model))
     report("model", 0, 1)
     with record(model, layers=layers) as recording, torch.no_grad():
         there = next(model.parameters(), [*args, *kwargs.values()][0]).device
@@ -186,10 +189,19 @@ class View:
             strong = Strong(limit=STRONG_WEIGHTS // total)
             more: tuple[Reducer, ...] = (picture, strong)
             scores = score_layer(heads, self._ids.to(heads.device), *more)
+            self._check_finite(scores)
             self._pictures.append(thumbnails(_mean_over_queries(picture.result, T)))
             self._strong.append(strong)
             self._scores.append(scores)
             self._report("heads", len(self._scores), total)
+
+    def _check_finite(self, scores: LayerScores) -> None:
+        bad = [head.label for head in scores.heads(self.layers[len(self._scores)]) if not math.isfinite(head.entropy)]
+        if bad:
+            raise ModelError(
+                f"the attention of {bad[0]} and {len(bad) - 1} more heads of its layer is not finite: weights or inputs"
+                " of the model hold NaN or infinity, or its scores overflow. Find where with torch.isfinite."
+            )
 
     def _layer_data(self, n: int) -> LayerData:
         attn, exact = self.maps[n], {}
@@ -198,6 +210,25 @@ class View:
             exact = {"q": one.q, "k": one.k, "v": one.v, "lse": one.lse, "scale": attn.scale}
         strong, sinks = self._strong[n].result(), self._scores[n].sinks
         return LayerData(self.layers[n], self._pictures[n], strong, _is_causal(attn), sinks, **exact)
+
+
+def _check_call(tokenizer: object, text: object, tokens: object) -> None:
+    if text is None:
+        raise ModelError(
+            f"look(model, {describe(tokenizer)}): the text is missing: look(model, tokenizer, text). The input of a"
+            " layer of your own is one tensor, look(layer, x)."
+        )
+    if tokens is not None:
+        raise ModelError("look(model, tokenizer, text, tokens=…): a tokenizer makes the tokens; leave tokens out.")
+
+
+def _check_ids(model: nn.Module, ids: Tensor, name: str) -> None:
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    size = getattr(table, "num_embeddings", None)
+    if size is not None and int(ids.max()) >= size:
+        raise ModelError(f"token {int(ids.max())} is beyond the {size} that {name} knows: is this its own tokenizer?")
+    if next(model.parameters(), ids).is_meta:
+        raise ModelError(f"{name} has no weights: it is on PyTorch's meta device. Load it onto a real one.")
 
 
 def _spaced(x: Tensor, tokens: Sequence[str] | None) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead._checks import check_qkv, four, span
 from clearhead._watch import Watched
-from clearhead.errors import RecordingError, ShapeError
+from clearhead.errors import DTypeError, RecordingError, ShapeError
 from clearhead.kernels import tiles
 from clearhead.maps.base import AttentionMap
 from clearhead.maps.reductions import grouped_matmul
@@ -60,8 +60,10 @@ class SoftmaxMap(AttentionMap):
         check_qkv("SoftmaxMap", q, k, v)
         self.mask = None if mask is None else as_rule(mask)
         self.bias = None if bias is None else as_bias(bias)
-        self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-        self.softcap, self.sinks = softcap, sinks
+        self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else _number("scale", scale)
+        self.softcap, self.sinks = None if softcap is None else _number("softcap", softcap), sinks
+        if self.softcap is not None and self.softcap <= 0:
+            raise ShapeError(f"SoftmaxMap(softcap={softcap!r}): expected a number above 0, or None for no cap.")
         self._q, self._k, self._v = four(q), four(k), None if v is None else four(v)
         self._axes = (0, 1)[: q.ndim - 2]  # which of (B, H) the map shows; an integer index drops one
         B, H, T, _ = self._q.shape
@@ -316,6 +318,14 @@ class SoftmaxMap(AttentionMap):
                 f"{self!r}: its q, k, mask or bias was overwritten in place after the map was made, so its weights are"
                 " lost. Read the map before that, or clone q and k and what hides or moves their scores."
             )
+
+
+def _number(name: str, value: object) -> float:
+    """A finite number, or an error that says what arrived."""
+    one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(one, bool) or not isinstance(one, (int, float)) or not math.isfinite(one):
+        raise DTypeError(f"SoftmaxMap({name}={value!r}): expected a finite number.")
+    return float(one)
 
 
 def _exp(scores: Tensor, lse: Tensor) -> Tensor:

@@ -87,9 +87,9 @@ class _Maps(Sequence[SoftmaxMap]):
             return [layer.read() for layer in kept[index]]
         if isinstance(index, str):
             return _only(kept, index).read()
-        if isinstance(index, tuple):
+        if isinstance(index, tuple) and len(index) == 2 and isinstance(index[0], str):
             return _at(_of(kept, index[0]), index[1], f"recording[{index!r}]").read()
-        return _at(kept, index, f"recording[{index}]").read()
+        return _at(kept, index, f"recording[{index!r}]").read()
 
     @property
     def paths(self) -> list[str]:
@@ -196,6 +196,11 @@ def _held(layers: list[Layer]) -> int:
 
 
 def _at(kept: list[Layer], index: int, asked: str) -> Layer:
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise TypeError(
+            f"{asked}: expected the position of a layer, its module path, or (path, number of the call). Heads, queries"
+            " and keys come after it: recording[17][0, 5, -1]."
+        )
     if not -len(kept) <= index < len(kept):
         numbers = [layer.number for layer in kept]
         raise IndexError(f"{asked}: there are {len(kept)} maps here, of layers {shorten(numbers)}.")

@@ -142,7 +142,7 @@ def _hub_cache() -> list[Entry]:
 
     try:
         repositories = scan_cache_dir().repos
-    except (CacheNotFound, ValueError):  # nothing was ever downloaded; or a file stands where the folder would be
+    except (CacheNotFound, ValueError, OSError):  # nothing was ever downloaded, or nothing that can be read
         return []
     models = sorted((r for r in repositories if r.repo_type == "model"), key=lambda r: r.repo_id)
     return [Entry(r.repo_id, "in the local Hugging Face cache", r.size_on_disk, "ready", "") for r in models]

@@ -97,7 +97,7 @@ def _locate(name: str, on_progress: Progress | None) -> Path | None:
     if os.path.isdir(path):  # no error for what cannot be a path
         return _model_folder(path)
     if os.path.isfile(path):
-        if path.suffix != ".gguf":
+        if path.suffix.lower() != ".gguf":
             raise ModelError(f'load("{name}") is a file: give the folder it is in, or a .gguf file')
         return converted(path, on_progress)
     if path.suffix == ".gguf" or name.startswith((".", "/", "~")) or len(path.parts) > 2:
@@ -146,7 +146,8 @@ def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
 
     try:
         with quiet():
-            config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+            # trust_remote_code: looking at a model must not run its author's code, nor ask whether it may.
+            config = transformers.AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
             model, info = _class_for(config).from_pretrained(
                 source, config=config, dtype=torch.float32, local_files_only=local, output_loading_info=True
             )
@@ -181,14 +182,24 @@ def _tokenizer(source: str, name: str, *, local: bool) -> PreTrainedTokenizerBas
     try:
         with quiet():
             tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-                source, local_files_only=local
+                source, local_files_only=local, trust_remote_code=False
             )
     except Exception as error:
         raise ModelError(f'the model "{name}" is there, but its tokenizer does not load: {error}') from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what the library makes of no files at all
+        raise ModelError(
+            f'the model "{name}" is there, but its tokenizer has no vocabulary: every word would be unknown. Put its'
+            " files (tokenizer.json, or vocab.txt, or vocab.json and merges.txt) beside config.json."
+        )
     return tokenizer
 
 
 def _failed(source: str, name: str, error: Exception, *, local: bool) -> ModelError:
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f'the model "{name}" comes with code of its own, which is not run here. Load it yourself, then:'
+            " clearhead.look(model, tokenizer, text)"
+        )
     if os.path.isdir(source):
         return ModelError(f"the model in {source} does not load: {type(error).__name__}: {error}")
     if local:
