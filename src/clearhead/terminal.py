@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -36,6 +38,7 @@ _STAGES = {
     "heads": "Reading the heads",
     "page": "Making the page",
 }
+_COUNTED = ("heads",)  # stages that tell how far they are; the others only begin and end
 _STRONGEST = 3
 
 
@@ -46,32 +49,48 @@ def console() -> Console:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function to report ``(stage, done, total)`` to: a bar on a terminal, a line per stage elsewhere."""
-    with _bar() if sys.stderr.isatty() else _lines() as report:
+    """A function to report ``(stage, done, total)`` to: a moving line on a terminal, a line per stage elsewhere."""
+    with _moving() if sys.stderr.isatty() else _lines() as report:
         yield report
+
+
+class _Counted(ProgressColumn):
+    """A column that only stages with a count show."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return self._column(task) if task.fields["counted"] else Text()
 
 
 @contextmanager
-def _bar() -> Iterator[Progress]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        current = ""
+def _moving() -> Iterator[Progress]:
+    with _bar(Console(stderr=True)) as bar:
+        yield _reporter(bar)
 
-        def report(stage: str, done: int, total: int) -> None:
-            nonlocal current
-            if stage != current:
-                bar.reset(task)
-            current = stage
-            bar.update(task, description=_STAGES.get(stage, stage), completed=done, total=total)
 
-        yield report
+def _bar(out: Console) -> Bar:
+    """A spinner with the words of the stage, and a bar where the stage has a count."""
+    words = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), words, TimeElapsedColumn(), _Counted(BarColumn()), _Counted(MofNCompleteColumn()))
+    return Bar(*columns, console=out, transient=True)
+
+
+def _reporter(bar: Bar) -> Progress:
+    task = bar.add_task("", total=None, visible=False, counted=False)
+    current = ""
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal current
+        if stage != current:
+            bar.reset(task, description=_STAGES.get(stage, stage), visible=True, counted=stage in _COUNTED)
+        current = stage
+        if stage in _COUNTED:
+            bar.update(task, completed=done, total=total)
+
+    return report
 
 
 @contextmanager
@@ -95,7 +114,15 @@ def show_view(view: View) -> None:
     short = " (a short text: they grow with its square)" if view.dense_nbytes < view.nbytes else ""
     dense = f"the attention matrices would take {size(view.dense_nbytes)}{short}"
     out.print(f"Held: {size(view.nbytes)}; {dense}", soft_wrap=True)
-    out.print(_roles(view))
+    _print(out, _roles(view))
+
+
+def _print(out: Console, table: Table) -> None:
+    """Print a table without the spaces that fill its last column."""
+    for line in out.render_lines(table, pad=False):
+        text = Text.assemble(*((part.text, part.style or "") for part in line))
+        text.rstrip()
+        out.print(text, soft_wrap=True)
 
 
 def _roles(view: View) -> Table:
@@ -108,8 +135,10 @@ def _roles(view: View) -> Table:
     heads = view.heads()
     counts = heads.counts()
     for role in ROLES:
-        shown = "   ".join(_head(head, role) for head in heads.strongest(role, _STRONGEST))
-        table.add_row(role, str(counts[role]), Text(shown or "-"))
+        shown = [_head(head, role) for head in heads.strongest(role, _STRONGEST)]
+        if shown and role == "broad":
+            shown.append("of the largest entropy")
+        table.add_row(role, str(counts[role]), Text("   ".join(shown) or "-"))
     return table
 
 
@@ -117,6 +146,8 @@ def _head(head: Head, role: str) -> str:
     score, baseline = head.scores.get(role), head.baselines.get(role)
     if score is None or baseline is None:  # "other" has no score
         return head.label
+    if role == "broad":  # a uniform head has all the entropy there is: 1.00 beside every score tells nothing
+        return f"{head.label} {score:.2f}"
     return f"{head.label} {score:.2f} / {baseline:.2f}"
 
 
@@ -130,5 +161,5 @@ def show_models(entries: list[Entry]) -> None:
         status = "no" if entry.status == "missing" else "yes"
         table.add_row(Text(plain(entry.name)), size(entry.nbytes), status, Text(note))
     out = console()
-    out.print(table)
-    out.print("Also: any Hugging Face id, model folder or .gguf file, as --model ID, FOLDER or FILE.")
+    _print(out, table)
+    out.print("Also: any Hugging Face id, model folder or .gguf file, as --model ID, FOLDER or FILE.", soft_wrap=True)
