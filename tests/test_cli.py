@@ -417,3 +417,25 @@ def test_without_its_packages_it_says_what_to_install(absent: str, command: list
     *_, last = done.stderr.splitlines()
     assert last == f'The clearhead command needs {absent}. Run: pip install "clearhead[models]"'
     assert "Traceback" not in done.stderr
+
+
+def test_endless_closed_and_nameless_files(clearhead_: Any) -> None:
+    bad(clearhead_("--file", "/dev/zero"), "longer than 4.0 MB")
+    bad(clearhead_("--file", ""), "names no file")
+    command = f"{sys.executable} -m clearhead look --file - <&-"
+    closed = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert closed.returncode == 2
+    assert closed.stderr == "clearhead: cannot read standard input: it is closed\n"
+
+
+def test_an_impatient_second_interrupt_changes_nothing(tiny: Path, empty_cache: Path) -> None:
+    command = [sys.executable, "-m", "clearhead", "look", TEXT, "--model", str(tiny)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.startswith("Running"))
+        for _ in range(20):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in rest

@@ -12,6 +12,7 @@ _EXTRAS = ("typer", "rich", "platformdirs")
 def main() -> None:
     """Run the command line; exit code 2 with a message on bad input, 130 on Ctrl-C, 143 on SIGTERM."""
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         from clearhead.cli import app
 
@@ -25,6 +26,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """The first Ctrl-C ends the command; a second one must not cut short its cleaning up, or its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

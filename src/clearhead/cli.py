@@ -33,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_LONGEST = 4_000_000  # bytes of a text: far more than the longest context that can be looked at
 DEFAULT_TEXT = (
     "The keeper of the lighthouse at Morrow Point wrote one line in her log every evening. "
     "The storm had not come, she wrote, and the lamp was lit. "
@@ -130,10 +131,17 @@ def _text(text: str | None, file: str | None) -> str:
 
 def _decoded(file: str) -> str:
     name = "standard input" if file == "-" else file
+    if not file:
+        _stop("--file '' names no file")
+    if file == "-" and sys.stdin is None:
+        _stop("cannot read standard input: it is closed")
     try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
+            content = source.read(_LONGEST + 1)
     except OSError as error:
         _stop(f"cannot read {name}: {error.strerror}")
+    if len(content) > _LONGEST:
+        _stop(f"{name} is longer than {size(_LONGEST)}, which is more than a model reads: give a part of it")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

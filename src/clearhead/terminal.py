@@ -44,7 +44,9 @@ _STRONGEST = 3
 
 def console() -> Console:
     """Where results go: stdout, with nothing in them read as markup, emoji or something to colour."""
-    return Console(markup=False, emoji=False, highlight=False)
+    found = Console(markup=False, emoji=False, highlight=False)
+    found.width = max(found.width, 40)  # narrower, the numbers themselves would be cut
+    return found
 
 
 @contextmanager
