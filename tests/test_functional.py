@@ -366,3 +366,11 @@ def test_requirement_29_self_attention_is_the_case_of_one_source() -> None:
     (out, attn), (cross, cross_attn) = (scaled_dot_product_attention(x, y, y) for y in (x, x.clone()))
     assert torch.equal(out, cross)
     assert torch.equal(attn.to_dense(), cross_attn.to_dense())
+
+
+def test_trap_23_check_finite_names_what_is_not() -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    scaled_dot_product_attention(q, k, v, check_finite=True)
+    v[0, 1, 3, 2] = torch.nan
+    with pytest.raises(DTypeError, match=r"v \(a float32 tensor .*\) holds 1 numbers .* the first at \[0, 1, 3, 2\]"):
+        scaled_dot_product_attention(q, k, v, check_finite=True)

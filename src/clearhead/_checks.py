@@ -75,6 +75,18 @@ def _check_sizes(arrived: str, q: Tensor, k: Tensor, v: Tensor | None = None) ->
         raise ShapeError(f"{arrived}: k and v must agree in everything but their width.")
 
 
+def check_all_finite(call: str, **tensors: Tensor) -> None:
+    """Raise unless every number is finite; the message names the first that is not."""
+    for name, tensor in tensors.items():
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if len(bad):
+            at = ", ".join(map(str, bad[0].tolist()))
+            raise DTypeError(
+                f"{call}: {name} ({describe(tensor)}) holds {len(bad)} numbers that are NaN or infinite, the first at"
+                f" [{at}]. Fused kernels let them reach other rows even where the mask hides them."
+            )
+
+
 def position(index: int, size: int, what: str) -> int:
     """A Python index, negative ones counted from the end; IndexError that names the size otherwise."""
     if not -size <= index < size:

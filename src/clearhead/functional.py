@@ -7,7 +7,7 @@ import warnings
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead._checks import check_qkv, describe, four
+from clearhead._checks import check_all_finite, check_qkv, describe, four
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import fused
 from clearhead.maps.softmax import SoftmaxMap
@@ -25,6 +25,8 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    check_finite: bool = False,
 ) -> tuple[Tensor, SoftmaxMap]:  # (B, H, T, Dv), map (B, H, T, S)
     """softmax(scale · Q Kᵀ + mask) V, and the softmax as a lazy map.
 
@@ -35,6 +37,9 @@ def scaled_dot_product_attention(
     Differences from PyTorch, each an error and not a guess: `is_causal=True` with T ≠ S (PyTorch is silently
     upper-left); a (B, T, S) mask beside 4-D queries. The reported weights are those before dropout.
     `is_causal` together with a mask is AND.
+
+    NaN in masked keys or values does not reach the map, but PyTorch's fused kernel lets it reach the output;
+    `check_finite=True` raises instead, at the cost of one look at q, k and v.
 
     Raises: ShapeError, DTypeError. Cost: one fused attention; the map holds references to q, k, v.
     Source: Vaswani et al. 2017, equation 1.
@@ -47,6 +52,8 @@ def scaled_dot_product_attention(
     """
     call = "scaled_dot_product_attention"
     check_qkv(call, q, k, v)
+    if check_finite:
+        check_all_finite(call, q=q, k=k, v=v)
     _check_causal(q, k, is_causal)
     if q.ndim == 4 and q.shape[1] != k.shape[1] and not enable_gqa:
         raise ShapeError(f"{call}: {q.shape[1]} query heads and {k.shape[1]} key heads: pass enable_gqa=True.")
