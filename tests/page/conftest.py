@@ -170,6 +170,13 @@ class Opened:
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector)).replace("\u202f", "")
 
+    def press_for_another_head(self, key: str) -> None:
+        """Press a key and wait for the head that it brings, which is decoded first."""
+        title = self.page.inner_text("#head-title")
+        self.page.keyboard.press(key)
+        changed = "(title) => document.querySelector('#head-title').innerText !== title"
+        self.page.wait_for_function(changed, arg=title)
+
     def settle(self) -> None:
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 

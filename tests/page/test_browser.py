@@ -217,8 +217,7 @@ def test_brackets_walk_the_heads_of_one_role(show: Show):
     opened = show(make(words(20), layers=4), hash="#h=5.1")
     seen = []
     for _ in range(3):
-        opened.page.keyboard.press("]")
-        opened.settle()
+        opened.press_for_another_head("]")
         seen.append((opened.text("#head-title"), opened.text("#badge")))
     assert seen == [
         ("Layer 7 · head 1", "previous"),
@@ -370,7 +369,7 @@ def test_themes_follow_the_system(short: Made, show: Show, dark: bool):
     assert opened.page.evaluate("getComputedStyle(document.body).backgroundColor") != colour
 
 
-@pytest.mark.parametrize("size", [(1440, 900), (1024, 768), (900, 640)])
+@pytest.mark.parametrize("size", [(1440, 900), (1024, 768), (990, 768), (800, 768), (900, 640)])
 def test_nothing_overflows_its_pane(short: Made, show: Show, size: tuple[int, int]):
     opened = show(short, size=size)
     wide = """[...document.querySelectorAll('header, #controls, #headline, #caption, #legend, #tables')]

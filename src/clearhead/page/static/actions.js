@@ -1,14 +1,15 @@
 // What a person can do, whatever the pane it is done in.
 import { clamp, percent, shown } from "./util.js";
+import { roleName } from "./roles.js";
 import { along, emit, faded, keyOf, queryOf, say, sinksOf, view, writeHash } from "./state.js";
 
 const named = (i) => `${i} ${shown(view.trace.tokens[i])}`;
 const weightNow = () => percent(view.weights.at(queryOf(), keyOf()), view.weights.exact);
 
-function strongest(weights) {
-  let best = view.token,
+function strongest(token) {
+  let best = token,
     most = -1;
-  weights.forEach((w, i) => {
+  along(token).forEach((w, i) => {
     if (w > most && !(view.direction === "from" && faded(i))) [best, most] = [i, w];
   });
   return best;
@@ -39,10 +40,10 @@ export async function selectHead(head, at = {}) {
   latest = head;
   const weights = await view.trace.weights(head);
   if (latest !== head) return;
-  Object.assign(view, { head, weights });
+  Object.assign(view, { head, weights, hover: null });
   if (at.first) view.token = view.direction === "from" ? (at.query ?? openingQuery()) : (at.key ?? 0);
   const given = view.direction === "from" ? at.key : at.query;
-  view.other = given ?? strongest(along(view.token));
+  view.other = given ?? strongest(view.token);
   emit("head");
   changed();
   if (!at.first) say(`layer ${head.layer} head ${head.head}, ${head.role}`);
@@ -51,7 +52,7 @@ export async function selectHead(head, at = {}) {
 export function selectToken(i) {
   view.token = clamp(i, 0, view.trace.n - 1);
   view.pinned = true;
-  view.other = strongest(along(view.token));
+  view.other = strongest(view.token);
   changed();
   say(
     `${view.direction === "from" ? "query" : "key"} ${named(view.token)}. Strongest ${named(view.other)}, ${weightNow()}`,
@@ -83,34 +84,38 @@ export function unpin() {
 
 export function hoverToken(i) {
   view.hover = i;
+  view.hoverOther = i == null ? null : strongest(i);
   emit("hover");
 }
 
-// The next or previous head with the same role, in the order of layers.
-export function sameRole(step) {
-  const { heads } = view.trace;
-  let at = heads.indexOf(view.head);
-  do at = (at + step + heads.length) % heads.length;
-  while (heads[at].role !== view.head.role);
-  return selectHead(heads[at]);
+// The next or previous head, in the order of layers: of the same role, or of those that the legend shows.
+export function nextHead(step) {
+  const { heads } = view.trace,
+    { filter } = view;
+  const shown = (head) => (filter.size ? filter.has(roleName(head.role)) : head.role === view.head.role);
+  const from = heads.indexOf(view.head);
+  for (let i = 1; i <= heads.length; i++) {
+    const head = heads[(from + i * step + i * heads.length) % heads.length];
+    if (shown(head)) return selectHead(head);
+  }
 }
 
 export function setDirection(direction) {
   if (direction === view.direction) return;
   view.direction = direction;
-  view.other = strongest(along(view.token));
+  view.other = strongest(view.token);
   changed();
 }
 
 export function setMode(mode) {
-  view.mode = mode;
+  Object.assign(view, { mode, hover: null });
   writeHash();
   emit("layout");
 }
 
 export function setLook(changes) {
-  Object.assign(view, changes);
-  if ("fade" in changes && view.direction === "from") view.other = strongest(along(view.token));
+  Object.assign(view, changes, { hover: null });
+  if ("fade" in changes && view.direction === "from") view.other = strongest(view.token);
   writeHash();
   emit("look");
 }

@@ -1,6 +1,6 @@
 // The line above the text: the strongest weights of the row, and the rest, so that the row adds up.
 import { $, el, percent, shown } from "./util.js";
-import { along, on, shownToken, view } from "./state.js";
+import { along, on, shownOther, shownToken, view } from "./state.js";
 import { selectOther } from "./actions.js";
 
 export const subscript = (i) => el("sub", {}, String(i));
@@ -9,8 +9,8 @@ export const subscript = (i) => el("sub", {}, String(i));
 export const naming = (i, kind) =>
   el("span", { class: "naming " + kind }, el("b", {}, shown(view.trace.tokens[i])), subscript(i));
 
-function chip(i, weight, token) {
-  const pressed = token === view.token && i === view.other;
+function chip(i, weight) {
+  const pressed = i === shownOther();
   return el(
     "button",
     { class: "chip", "data-i": i, "aria-pressed": pressed },
@@ -44,7 +44,7 @@ function drawChips() {
     line.replaceChildren(
       naming(token, from ? "query" : "key"),
       from ? " attends to " : " is attended by ",
-      ...(order.length ? shownOnes.map((i) => chip(i, weights[i], token)) : ["nothing above 0.1%"]),
+      ...(order.length ? shownOnes.map((i) => chip(i, weights[i])) : ["nothing above 0.1%"]),
       el("span", { class: "mute num" }, end ? " " + end : ""),
     );
     if (count <= 1 || line.scrollWidth <= line.clientWidth + 1) return;

@@ -1,7 +1,7 @@
 // Tokens as two columns, queries left and keys right, joined by lines.
 import { $, clamp, el, shown, sized } from "./util.js";
 import { colour, ink, rgb, theme, tint } from "./colour.js";
-import { along, faded, keyOf, on, queryOf, view } from "./state.js";
+import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
 import { hoverToken, selectOther, selectToken } from "./actions.js";
 
 const LINE = 15,
@@ -49,8 +49,8 @@ function paintSides(leading) {
     const i = Number(side.dataset.i),
       isQuery = side.classList.contains("query"),
       looked = from !== isQuery;
-    side.classList.toggle("is-query", isQuery && i === (from ? leading : queryOf()));
-    side.classList.toggle("is-key", !isQuery && i === (from ? keyOf() : leading));
+    side.classList.toggle("is-query", isQuery && i === queryOf());
+    side.classList.toggle("is-key", !isQuery && i === keyOf());
     const fill = looked && weights[i] > 0.002 ? tint(view.scale, weights[i]) : null;
     side.style.background = fill ? rgb(fill) : "";
     side.style.color = fill ? ink(fill) : "";
@@ -64,18 +64,16 @@ function paintColumns() {
   if (!box.firstChild) buildColumns();
   if (view.trace.n > MOST) return;
   const canvas = box.querySelector("canvas"),
-    leading = view.hover ?? view.token;
+    leading = shownToken();
   drawPairs(sized(canvas, box.clientWidth, view.trace.n * LINE + 8), box.clientWidth, leading);
   paintSides(leading);
 }
 
 function show() {
-  const columns = view.mode === "columns",
-    box = $("#columns");
-  $("#text").style.display = columns ? "none" : "";
-  box.style.display = columns ? "block" : "none";
-  if (columns) paintColumns();
-  if (columns) box.scrollTop = clamp(view.token * LINE - box.clientHeight / 2, 0, 1e9);
+  if (view.mode !== "columns") return;
+  const box = $("#columns");
+  paintColumns();
+  box.scrollTop = clamp(view.token * LINE - box.clientHeight / 2, 0, 1e9);
 }
 
 function columnsKey(event) {

@@ -9,7 +9,7 @@ const KEYS = {
     ["← →", "previous, next query"],
     ["↑ ↓", "line above, line below"],
     ["⇧← ⇧→", "move the key instead"],
-    ["[ ]", "previous, next head with the same role"],
+    ["[ ]", "previous, next head of this role, or of the roles shown"],
     ["/", "find a token"],
   ],
   Look: [
@@ -23,7 +23,7 @@ const KEYS = {
   Page: [
     ["x", "enlarge the matrix"],
     ["d", "light or dark"],
-    ["Esc", "show all roles again"],
+    ["Esc", "shrink the matrix, then show all roles again"],
     ["?", "this help"],
   ],
 };

@@ -2,7 +2,7 @@
 import { $ } from "./util.js";
 import { setTheme, theme } from "./colour.js";
 import { emit, on, view } from "./state.js";
-import { clearFilter, sameRole, selectToken, setDirection, setLook, setMode } from "./actions.js";
+import { clearFilter, nextHead, selectToken, setDirection, setLook, setMode } from "./actions.js";
 import { focusAtlas } from "./atlas.js";
 import { focusTable } from "./tables.js";
 import { openHelp } from "./help.js";
@@ -39,8 +39,8 @@ const SHORTCUTS = {
   c: () => setLook({ scale: nextScale[view.scale] }),
   d: () => switchTheme(),
   x: enlarge,
-  "[": () => sameRole(-1),
-  "]": () => sameRole(1),
+  "[": () => nextHead(-1),
+  "]": () => nextHead(1),
   "/": () => $("#find").focus(),
   ArrowLeft: () => selectToken(view.token - 1),
   ArrowRight: () => selectToken(view.token + 1),
@@ -89,13 +89,20 @@ function showChoices() {
 
 export function startKeys() {
   document.addEventListener("keydown", shortcut);
+  // A shift-click sets the key or adds a role: the browser is not to select text with it as well.
+  document.addEventListener("mousedown", (event) => {
+    const pane = event.shiftKey && event.target.closest("#text, #columns, #legend");
+    if (!pane) return;
+    event.preventDefault();
+    if (pane.tabIndex >= 0) pane.focus({ preventScroll: true }); // what the click would have done
+  });
   choice("#direction", setDirection);
   choice("#mode", setMode);
   choice("#scale", (scale) => setLook({ scale }));
   $("#lines").addEventListener("change", (event) => setLook({ lines: event.target.checked }));
   $("#fade").addEventListener("change", (event) => setLook({ fade: event.target.checked }));
-  $("#before").addEventListener("click", () => sameRole(-1));
-  $("#after").addEventListener("click", () => sameRole(1));
+  $("#before").addEventListener("click", () => nextHead(-1));
+  $("#after").addEventListener("click", () => nextHead(1));
   $("#theme").addEventListener("click", () => switchTheme());
   $("#ask").addEventListener("click", openHelp);
   $("#enlarge").addEventListener("click", enlarge);

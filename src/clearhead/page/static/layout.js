@@ -11,6 +11,7 @@ export function layOut() {
   const [width, height] = [innerWidth, innerHeight];
   const small = (sizes.small = width < 1000 || height < 700);
   body.toggle("small", small);
+  body.toggle("short", height < 700); // the legend has no room for words
   body.toggle("medium", !small && width < 1280);
   body.toggle("columns", view.mode === "columns");
   if (small) body.remove("wide-matrix");
@@ -40,7 +41,7 @@ function atlasWidth(width, height, head, small) {
       : 0;
   const gaps = sizes.group ? (trace.kvHeads - 1) * 4 : 0;
   const pad = small ? 20 : 30;
-  const room = height - head - (small ? 66 : columns > 20 ? 116 : 158) - 14;
+  const room = height - head - (height < 700 ? 66 : columns > 20 ? 116 : 158) - 14;
   const row = clamp(Math.floor((2 * room) / rows) / 2, 9, small ? 20 : 26);
   const most = width * (small ? 0.34 : columns > 24 ? 0.44 : 0.36);
   const atlas = Math.round(

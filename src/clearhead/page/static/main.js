@@ -15,6 +15,12 @@ import { startTables } from "./tables.js";
 import { startMatrix } from "./matrix.js";
 import { startKeys, switchTheme } from "./keys.js";
 
+// What the buttons beside the name walk through.
+function walked() {
+  const [only, ...more] = view.filter;
+  return more.length ? "shown" : (only ?? roleName(view.head.role));
+}
+
 function drawHeadline() {
   const { head, trace } = view,
     role = roleName(head.role);
@@ -25,9 +31,9 @@ function drawHeadline() {
     ["#before", "‹", "Previous"],
     ["#after", "›", "Next"],
   ]) {
-    const name = el("span", {}, role);
+    const name = el("span", {}, walked());
     $(id).replaceChildren(...(sign === "‹" ? ["‹ ", name] : [name, " ›"]));
-    $(id).title = `${words} ${role} head (${sign === "‹" ? "[" : "]"})`;
+    $(id).title = `${words} ${walked()} head (${sign === "‹" ? "[" : "]"})`;
     $(id).setAttribute("aria-label", $(id).title);
   }
 }
@@ -40,7 +46,7 @@ function startPanes() {
   startTables();
   startMatrix();
   startKeys();
-  on("head", drawHeadline);
+  on("head filter", drawHeadline);
   on("look theme layout", () => drawRamp(view.scale));
 }
 

@@ -240,7 +240,7 @@ function paintTicks(context, { i0, i1, j0, j1 }) {
     1,
     [1, 2, 5, 10].map((a) => a * power).find((a) => a >= least),
   );
-  const atQuery = down(queryOf()) + half,
+  const atQuery = clamp(down(queryOf()) + half, MARGIN.top + 6, height - 18), // two lines of label
     atKey = across(keyOf()) + half;
   const small = `10px ${colour("sans")}`,
     bold = `600 11px ${colour("mono")}`;
@@ -348,6 +348,6 @@ export function startMatrix() {
   canvas.addEventListener("click", (event) => cellAt(event) && selectPair(...cellAt(event)));
   canvas.addEventListener("keydown", matrixKey);
   on("layout", () => (fit(), plan()));
-  on("pair", () => (plan(), tellPair()));
+  on("pair hover", () => (plan(), tellPair()));
   on("look theme", plan);
 }

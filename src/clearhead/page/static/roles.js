@@ -59,14 +59,8 @@ export function sentence(facts, layer, head) {
     return `Spreads out: entropy ${nats(head)}, ${whole(head.scores.broad)} of the most it could have.`;
   const near = Object.entries(head.scores).filter(([name, x]) => name !== "broad" && x != null);
   near.sort((a, b) => b[1] - a[1]);
-  return (
-    "No score passes its threshold. Closest: " +
-    near
-      .slice(0, 2)
-      .map(([name, x]) => `${name} ${whole(x)}`)
-      .join(", ") +
-    "."
-  );
+  const closest = near.slice(0, 2).map(([name, x]) => `${name} ${whole(x)}`);
+  return "No score passes its threshold." + (closest.length ? ` Closest: ${closest.join(", ")}.` : "");
 }
 
 export const nats = (head) => (head.entropy == null ? "–" : head.entropy.toFixed(2) + " nats");

@@ -9,7 +9,8 @@ export const view = {
   token: 0,
   other: 0,
   pinned: true,
-  hover: null,
+  hover: null, // the token under the pointer, and its strongest partner
+  hoverOther: null,
   mode: "text",
   scale: "root",
   lines: false,
@@ -19,10 +20,12 @@ export const view = {
   singleKeys: true,
 };
 
-export const queryOf = () => (view.direction === "from" ? view.token : view.other);
-export const keyOf = () => (view.direction === "from" ? view.other : view.token);
-// The token whose row or column is shown: the pointer leads while nothing is pinned.
-export const shownToken = () => (!view.pinned && view.hover != null ? view.hover : view.token);
+// The pair that every pane shows: the pointer leads while nothing is pinned, and in columns always.
+const pointerLeads = () => view.hover != null && (!view.pinned || view.mode === "columns");
+export const shownToken = () => (pointerLeads() ? view.hover : view.token);
+export const shownOther = () => (pointerLeads() ? view.hoverOther : view.other);
+export const queryOf = () => (view.direction === "from" ? shownToken() : shownOther());
+export const keyOf = () => (view.direction === "from" ? shownOther() : shownToken());
 export const along = (token) =>
   view.direction === "from" ? view.weights.row(token) : view.weights.column(token);
 export const sinksOf = (head) => view.trace.byLayer.get(head.layer).sinks;

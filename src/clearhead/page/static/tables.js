@@ -1,11 +1,12 @@
 // The row and the column of the chosen pair as tables: what the query looks at, and what looks at the key.
 import { $, clamp, el, grouped, percent, shown } from "./util.js";
-import { keyOf, on, queryOf, shownToken, view } from "./state.js";
+import { keyOf, on, queryOf, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
 import { sizes } from "./layout.js";
 
-const ROW = 17;
+const ROW = 17,
+  SHORTEST_SCALE = 0.1; // a full bar stands for this weight at least
 
 // As many lines as fit under the heading and above the note.
 function room() {
@@ -42,64 +43,51 @@ function heading(word) {
   );
 }
 
-// `among`: how many could be in the list. `total`: 1 for a row; null where shares do not add up to one.
-function fill(table, word, weights, chosen, among, total) {
+// `among`: how many could be in the list. `most`: the weight of a full bar. `total`: 1 for a row; null where
+// shares do not add up to one.
+function fill(table, word, weights, chosen, among, most, total) {
   const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]);
   const lines = order.slice(0, room()),
     at = order.indexOf(chosen);
   if (at >= lines.length) lines[lines.length - 1] = chosen; // the chosen one stays in sight, with its rank
-  const most = Math.max(1e-9, ...lines.map((i) => weights[i])),
-    others = among - lines.length;
+  const others = among - lines.length;
   const body = el(
     "tbody",
     {},
     ...lines.map((i) => line(i, order.indexOf(i) + 1, weights[i], most, i === chosen)),
   );
   if (others > 0) {
-    const left =
-      total == null
-        ? ""
-        : percent(Math.max(0, total - lines.reduce((sum, i) => sum + weights[i], 0)), view.weights.exact);
+    const rest = total == null ? null : total - lines.reduce((sum, i) => sum + weights[i], 0);
     body.append(
       el(
         "tr",
         { class: "rest" },
         el("td"),
-        el(
-          "td",
-          { class: "left", colspan: 3 },
-          `${grouped(others)} other ${word === "key" ? "keys" : "queries"}`,
-        ),
-        el("td", {}, left),
+        el("td", { class: "left", colspan: 3 }, othersOf(others, word)),
+        // never 0%: what is too little to be told is not nothing
+        el("td", {}, rest == null ? "" : percent(Math.max(rest, 1e-9), view.weights.exact)),
       ),
     );
   }
   table.replaceChildren(heading(word), body);
 }
 
+const PLURAL = { key: "keys", query: "queries" };
+const othersOf = (count, word) => `${grouped(count)} other ${count === 1 ? word : PLURAL[word]}`;
+
 function drawTables() {
   if (getComputedStyle($("#tables")).display === "none") return;
   const { weights } = view,
-    from = view.direction === "from",
-    leading = shownToken(),
-    led = leading !== view.token;
-  const query = from ? leading : queryOf(),
-    key = from ? keyOf() : leading;
-  if (!led || from) {
-    $("#looks-title").replaceChildren(naming(query, "query"), " looks at");
-    fill($("#looks"), "key", weights.row(query), led ? -1 : key, weights.causal ? query + 1 : weights.n, 1);
-  }
-  if (!led || !from) {
-    $("#seen-title").replaceChildren(naming(key, "key"), " is looked at by");
-    fill(
-      $("#seen"),
-      "query",
-      weights.column(key),
-      led ? -1 : query,
-      weights.causal ? weights.n - key : weights.n,
-      null,
-    );
-  }
+    query = queryOf(),
+    key = keyOf(),
+    row = weights.row(query),
+    column = weights.column(key);
+  // One scale for both tables, so that their bars compare, and weights of a few percent stay small.
+  const most = [row, column].reduce((a, list) => list.reduce((x, w) => Math.max(x, w), a), SHORTEST_SCALE);
+  $("#looks-title").replaceChildren(naming(query, "query"), " looks at");
+  fill($("#looks"), "key", row, key, weights.causal ? query + 1 : weights.n, most, 1);
+  $("#seen-title").replaceChildren(naming(key, "key"), " is looked at by");
+  fill($("#seen"), "query", column, query, weights.causal ? weights.n - key : weights.n, most, null);
 }
 
 // Whether this head's numbers are exact, and what the file leaves out.

@@ -17,7 +17,6 @@ let weightsNow = null,
 // The largest reading size at which the text needs no scrolling.
 function fitText() {
   const box = $("#text");
-  box.style.fontSize = box.style.lineHeight = "";
   if (box.classList.contains("long") || !box.clientHeight) return;
   box.scrollTop = 0;
   const most = sizes.small ? 19 : 23;
@@ -78,18 +77,15 @@ function markTokens() {
     span.removeAttribute("aria-selected");
   }
   const leading = shownToken();
-  if (leading === view.token) {
-    spans[keyOf()].classList.add("is-key");
-    spans[queryOf()].classList.remove("is-key");
-    spans[queryOf()].classList.add("is-query");
-  } else spans[leading].classList.add(view.direction === "from" ? "is-query" : "is-key");
+  if (keyOf() !== queryOf()) spans[keyOf()].classList.add("is-key");
+  spans[queryOf()].classList.add("is-query");
   spans[leading].setAttribute("aria-selected", "true");
   $("#text").setAttribute("aria-activedescendant", "t" + leading);
 }
 
 function drawLines() {
   $("#line-layer")?.remove();
-  if (!view.lines || view.mode !== "text") return;
+  if (!view.lines) return;
   const box = $("#text"),
     frame = box.getBoundingClientRect(),
     leading = shownToken();
@@ -122,7 +118,7 @@ function drawRuler() {
     box = $("#text"),
     height = box.clientHeight,
     all = box.scrollHeight;
-  strip.style.display = all > height + 2 && view.mode === "text" ? "block" : "none";
+  strip.style.display = all > height + 2 ? "block" : "none";
   if (strip.style.display === "none") return;
   const context = sized(strip, 14, height),
     at = (i) => (spans[i].offsetTop / all) * height;
@@ -146,7 +142,7 @@ function drawRuler() {
 function scrollToToken(i) {
   const box = $("#text"),
     y = spans[i].offsetTop;
-  if (box.scrollHeight <= box.clientHeight) return;
+  if (view.mode !== "text" || box.scrollHeight <= box.clientHeight) return;
   if (y >= box.scrollTop + 30 && y <= box.scrollTop + box.clientHeight - 70) return;
   let first = i; // the token at the start of the line that comes to the top
   while (first > 0 && spans[first - 1].offsetTop >= y - box.clientHeight * 0.6) first--;
@@ -154,6 +150,7 @@ function scrollToToken(i) {
 }
 
 function paintText() {
+  if (view.mode !== "text") return; // nothing can be measured while it is not shown: painted when it is
   const token = shownToken(),
     from = view.direction === "from";
   weightsNow = along(token);
@@ -280,7 +277,7 @@ export function startText() {
     "click",
     (event) => (box.scrollTop = (event.offsetY / box.clientHeight) * box.scrollHeight - box.clientHeight / 2),
   );
-  on("layout", () => (fitText(), weightsNow && (paintText(), scrollToToken(view.token))));
+  on("layout", () => (fitText(), view.weights && (paintText(), scrollToToken(view.token))));
   on("pair", () => (scrollToToken(view.token), paintText()));
   on("hover look theme", paintText);
 }

@@ -16,9 +16,12 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
+export const CONTINUED = "\ufffd"; // a token that holds further bytes of the character begun before it
+
 // A token as one printable word: spaces, newlines and empty pieces are made visible.
 export function shown(token) {
   if (token === "") return "∅";
+  if (token === CONTINUED) return "┊";
   const visible = (s) =>
     s
       .replace(/\r?\n/g, "⏎")

@@ -1,5 +1,5 @@
 // The text as elements: paragraphs of words, words of tokens. Built once.
-import { $, el, shown } from "./util.js";
+import { $, CONTINUED, el, shown } from "./util.js";
 import { view } from "./state.js";
 
 const LONG = 512; // more tokens are set smaller, and scroll
@@ -12,18 +12,33 @@ const WORD = 40; // characters that are kept on one line
 
 export const spans = []; // one element a token
 
-// What a token looks like in running text: its space stands before it, not in it.
+// How many lines end before the words of a token, and how many after them (or in a token of space alone).
+function breaks(token) {
+  const count = (space) => space.split("\n").length - 1;
+  if (!token.trim()) return [0, count(token)];
+  return [count(token.match(/^\s*/)[0]), count(token.match(/\s*$/)[0])];
+}
+
+// What a token looks like in running text: the space and the line ends before it stand there, not in it.
 function visible(token) {
-  if (token.includes("\n")) {
-    const words = token.trim();
-    return words ? words.replace(/\s*\n\s*/g, "⏎") + (/\n\s*$/.test(token) ? "⏎" : "") : "⏎";
-  }
+  if (token.includes("\n")) return token.trim().replace(/\s*\n\s*/g, "⏎") + (breaks(token)[1] ? "⏎" : "");
   if (token && !token.trim()) return /\t/.test(token) ? "⇥" : "·".repeat(Math.min(token.length, 8));
   return shown(token.replace(/^ /, ""));
 }
 
 function spanOf(token, i, previous) {
   const names = ["t"];
+  if (token === CONTINUED && i > 0) {
+    const words = "continues the character before";
+    return el("span", {
+      class: "t continued",
+      role: "option",
+      id: "t" + i,
+      "data-i": i,
+      title: words,
+      "aria-label": words,
+    });
+  }
   if (!token.trim()) names.push("blank");
   if (SPECIAL.test(token.trim())) names.push("apart");
   if (token.length > 30) names.push("vast");
@@ -36,12 +51,16 @@ function spanOf(token, i, previous) {
   );
 }
 
-// The text cut after every empty line: [first, end) of tokens.
+// The text cut at every empty line: [first, end) of tokens.
 function paragraphs(tokens) {
-  const cuts = [0];
-  tokens.forEach((token, i) => (token.match(/\n/g) || []).length > 1 && cuts.push(i + 1));
-  if (cuts.at(-1) !== tokens.length) cuts.push(tokens.length);
-  return cuts.slice(1).map((end, p) => [cuts[p], end]);
+  const cuts = new Set([0]);
+  tokens.forEach((token, i) => {
+    const [before, after] = breaks(token);
+    if (before > 1) cuts.add(i);
+    if (after > 1) cuts.add(i + 1);
+  });
+  const edges = [...cuts.add(tokens.length)];
+  return edges.slice(1).map((end, p) => [edges[p], end]);
 }
 
 function paragraph(tokens, first, end) {
@@ -51,7 +70,9 @@ function paragraph(tokens, first, end) {
     held = 0;
   for (let i = first; i < end; i++) {
     const token = tokens[i],
-      previous = i ? tokens[i - 1] : " ";
+      previous = i ? tokens[i - 1] : " ",
+      [before, after] = breaks(token);
+    if (before && i > first) box.append(el("br"));
     if (token[0] === " " && token.trim() && i > first) box.append(" ");
     if (!word || held > WORD || /^\s/.test(token) || /\s$/.test(previous) || UNSPACED.test(token)) {
       box.append((word = el("span", { class: "word", role: "none" })));
@@ -59,8 +80,8 @@ function paragraph(tokens, first, end) {
     }
     word.append((spans[i] = spanOf(token, i, previous)));
     held += token.length;
-    if (token.includes("\n") && i + 1 < end) box.append(el("br"));
-    if (token.includes("\n")) word = null;
+    if (after && i + 1 < end) box.append(el("br"));
+    if (after) word = null;
   }
   return box;
 }
