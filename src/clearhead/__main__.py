@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import sys
 from types import FrameType
 
-_M_MMAP_THRESHOLD = -3  # mallopt's name for it
 _EXTRAS = ("typer", "rich", "platformdirs")
 
 
@@ -15,7 +13,6 @@ def main() -> None:
     """Run the command line; exit code 2 with a message on bad input, 130 on Ctrl-C, 143 on SIGTERM."""
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _interrupt)
-    _return_large_blocks()
     try:
         from clearhead.cli import app
 
@@ -29,17 +26,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
-
-
-def _return_large_blocks() -> None:
-    """Have glibc give freed blocks of 12 MB and more back to the system at once.
-
-    By itself it keeps freed blocks of up to 32 MB, scattered between the tensors that a recording holds: at 8,192
-    tokens of SmolLM2 the peak above the model was 1.4 to 1.9 GB from run to run, and is 1.48 GB with this. Of 4 MB
-    and more: 1.26 GB, but the tiles of a pass are then blocks of their own, and the heads took 118 s instead of 84.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # musl has none
-        libc.mallopt(_M_MMAP_THRESHOLD, 12 << 20)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

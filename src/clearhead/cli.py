@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_M_MMAP_THRESHOLD = -3  # mallopt's name for it
 _LONGEST = 4_000_000  # bytes of a text: far more than the longest context that can be looked at
 DEFAULT_TEXT = (
     "The keeper of the lighthouse at Morrow Point wrote one line in her log every evening. "
@@ -220,11 +222,24 @@ def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> 
     _check_layers(loaded.config, layers)
     from clearhead.view import look  # after the name was found, since this imports torch
 
+    _return_freed_blocks(4 << 20)
     view = look(loaded, tokenizer, text, layers=layers, on_progress=report)
+    _return_freed_blocks(16 << 20)  # the tiles of a pass, 8 MB each, are made again and again
     if len(view.tokens) < 2:
         _stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
     view.heads()  # computed here, where progress is shown
     return view
+
+
+def _return_freed_blocks(smallest: int) -> None:
+    """Have glibc give freed blocks of this many bytes and more back to the system at once.
+
+    By itself it keeps those of up to 32 MB, scattered between the tensors that a recording holds: at 8,192 tokens of
+    SmolLM2 the peak above the model was 1.4 to 1.9 GB from run to run, and is 1.3 GB with 4 MB while the model runs.
+    With 4 MB all the time, reading the heads took 118 s instead of 77.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # musl has none
+        libc.mallopt(_M_MMAP_THRESHOLD, smallest)
 
 
 def _check_layers(config: Any, layers: list[int] | None) -> None:

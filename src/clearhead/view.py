@@ -30,7 +30,7 @@ from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import Coverage, causal
 from clearhead.page.html import render, write_whole
 from clearhead.page.payload import LayerData, Payload, build, thumbnails
-from clearhead.page.strong import Strong
+from clearhead.page.strong import Strong, StrongWeights
 from clearhead.recording import record
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
@@ -127,7 +127,7 @@ class View:
         self._ids, self._report = ids, on_progress
         self._scores: list[LayerScores] = []
         self._pictures: list[Any] = []
-        self._strong: list[Strong] = []
+        self._strong: list[StrongWeights] = []
 
     @property
     def nbytes(self) -> int:
@@ -191,7 +191,7 @@ class View:
             scores = score_layer(heads, self._ids.to(heads.device), *more)
             self._check_finite(scores)
             self._pictures.append(thumbnails(_mean_over_queries(picture.result, T)))
-            self._strong.append(strong)
+            self._strong.append(strong.result())
             self._scores.append(scores)
             self._report("heads", len(self._scores), total)
 
@@ -208,7 +208,7 @@ class View:
         if isinstance(attn, SoftmaxMap) and _is_plain(attn):
             one = attn[0]
             exact = {"q": one.q, "k": one.k, "v": one.v, "lse": one.lse, "scale": attn.scale}
-        strong, sinks = self._strong[n].result(), self._scores[n].sinks
+        strong, sinks = self._strong[n], self._scores[n].sinks
         return LayerData(self.layers[n], self._pictures[n], strong, _is_causal(attn), sinks, **exact)
 
 
