@@ -160,7 +160,7 @@ def distance(positions: Tensor) -> Measure:
     def measure(tile: Tile) -> Tensor:
         s = torch.arange(tile.cols.start, tile.cols.stop, device=positions.device)
         apart = (positions[tile.rows, None] - s).abs().to(tile.weights.dtype)
-        return torch.einsum("...ts,ts->...t", tile.weights, apart)
+        return (tile.weights * apart).sum(-1)  # summed in pairs: einsum was faster, and 12 % over the error budget
 
     return measure
 
