@@ -31,6 +31,13 @@ def four(tensor: Tensor) -> Tensor:
     return tensor[None, None] if tensor.ndim == 2 else tensor[:, None]
 
 
+def read_broadcast(tensor: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """tensor[b, h, q, k], where a dimension of size 1 has its only entry read once: no copy a head is made."""
+    indices = zip((b, h, q, k), tensor.shape, strict=True)
+    at = [i if size != 1 else i.new_zeros((1,) * i.ndim) for i, size in indices]
+    return tensor[at[0], at[1], at[2], at[3]]
+
+
 def check_count(call: str, name: str, value: object, *, at_least: int) -> None:
     """Raise unless `value` is an integer of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:

@@ -24,7 +24,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_broadcast, check_count, describe
+from clearhead._checks import check_broadcast, check_count, describe, read_broadcast
 from clearhead._watch import HoldsTensors
 from clearhead.errors import DTypeError, ShapeError
 
@@ -435,10 +435,7 @@ class Dense(MaskRule):
     mask: Tensor  # (B or 1, H or 1, T or 1, S or 1) bool
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        mask = self.mask.to(k.device)
-        # A dimension of size 1 is broadcast: its only entry is read once, and no copy is made per head.
-        at = [i if size != 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), mask.shape, strict=True)]
-        return mask[at[0], at[1], at[2], at[3]]
+        return read_broadcast(self.mask.to(k.device), b, h, q, k)
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         rows, cols = (part if n > 1 else slice(None) for part, n in zip((rows, cols), self.mask.shape[2:], strict=True))

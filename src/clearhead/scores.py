@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_broadcast, check_count, describe
+from clearhead._checks import check_broadcast, check_count, describe, read_broadcast
 from clearhead._watch import HoldsTensors
 from clearhead.errors import DTypeError, ShapeError
 
@@ -52,8 +52,7 @@ class DenseBias(Bias):
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         bias = self.bias.to(k.device)
-        at = [i if size != 1 else i.new_zeros((1,) * i.ndim) for i, size in zip((b, h, q, k), bias.shape, strict=True)]
-        values = bias[at[0], at[1], at[2], at[3]]
+        values = read_broadcast(bias, b, h, q, k)
         # Libraries write "hidden" as the dtype's lowest number, and two of those add up to -inf: both mean -inf here.
         return values.masked_fill(values <= torch.finfo(bias.dtype).min / 2, -math.inf)
 
