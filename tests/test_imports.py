@@ -22,6 +22,7 @@ FLOORS = [
     ["kernels"],
     ["maps"],
     ["functional"],
+    ["nn"],
     ["recording", "heads", "zoo", "tokens"],
     ["page"],
     ["view"],
