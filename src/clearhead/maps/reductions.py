@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from clearhead.kernels.grouped import grouped_matmul
 from clearhead.kernels.tiles import Tile
 
 Measure = Callable[[Tile], Tensor]
@@ -186,13 +187,3 @@ def to_self(positions: Tensor) -> Measure:
         return torch.where(inside, found, 0.0)
 
     return measure
-
-
-def grouped_matmul(weights: Tensor, x: Tensor) -> Tensor:
-    """(…, H, t, s) @ (…, G, s, d) with query head h reading head h // (H/G), K and V never expanded."""
-    weights = weights.to(x.dtype)
-    if x.ndim < 3 or x.shape[-3] in (1, weights.shape[-3]):
-        return weights @ x
-    *lead, H, t, s = weights.shape
-    G = x.shape[-3]
-    return (weights.reshape(*lead, G, H // G * t, s) @ x).reshape(*lead, H, t, x.shape[-1])

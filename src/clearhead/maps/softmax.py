@@ -16,8 +16,8 @@ from clearhead._checks import check_qkv, four, span
 from clearhead._watch import Watched
 from clearhead.errors import DTypeError, RecordingError, ShapeError
 from clearhead.kernels import tiles
+from clearhead.kernels.grouped import grouped_matmul
 from clearhead.maps.base import AttentionMap
-from clearhead.maps.reductions import grouped_matmul
 from clearhead.masks import Coverage, MaskRule, as_rule
 from clearhead.scores import Bias, as_bias, softcap
 

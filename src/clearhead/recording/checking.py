@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import RecordingError
-from clearhead.maps.reductions import grouped_matmul
+from clearhead.kernels.grouped import grouped_matmul
 from clearhead.recording.calls import Call
 from clearhead.recording.interfaces import Arguments
 

@@ -1,0 +1,168 @@
+"""FlashAttention written out: attention tile by tile, forward and backward, without ever holding all scores.
+
+Forward, for a block of queries and one block of keys after another (O is not yet divided by l):
+
+    S  = softcap(scale · Q Kᵀ) + bias, masked pairs -∞
+    m' = max(m, rowmax S)
+    l' = e^(m - m') l + rowsum e^(S - m')
+    O' = e^(m - m') O + e^(S - m') V
+
+and at the end O / l and L = m + ln l. Only those two are kept. Backward computes each tile again from q, k and L:
+
+    P  = e^(S - L)          dV += Pᵀ dO
+    dP = dO Vᵀ              dS  = P (dP - rowsum(dO · O))
+    dQ += scale · dS K      dK += scale · dSᵀ Q        with dS (1 - (S/c)²) in place of dS under a soft-cap c
+
+Blocks that the mask leaves empty are skipped, and where it leaves a block full no mask is read. This saves memory, not
+operations: it computes as many scores as the dense formula, and those of the backward pass twice.
+Source: Dao et al. 2022, algorithms 1 and 4; Dao 2023, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from clearhead.kernels.grouped import fold, grouped_matmul
+from clearhead.kernels.tiles import split
+from clearhead.masks import BoundMask, Coverage, MaskRule, block_indices
+from clearhead.scores import Bias, softcap
+
+
+def attention(
+    q: Tensor,  # (B, H, T, D)
+    k: Tensor,  # (B, G, S, D)
+    v: Tensor,  # (B, G, S, Dv)
+    *,
+    mask: MaskRule | None = None,
+    bias: Bias | None = None,  # gets no gradient: it would be as large as the scores
+    scale: float | None = None,
+    softcap: float | None = None,
+    tile: tuple[int, int] = (128, 128),  # measured: 512 is twice as slow, the tile leaves the cache
+) -> tuple[Tensor, Tensor]:  # (B, H, T, Dv) in q's dtype, and log-sum-exp (B, H, T), which has no gradient
+    """softmax(softcap(scale · Q Kᵀ) + bias, masked) V; every head holds one tile of scores at a time."""
+    T, S = q.shape[2], k.shape[2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scoring = Scoring(T, S, scale, None if mask is None else mask.bind(T, S), bias, softcap, tile)
+    return Flash.apply(q, k, v, scoring)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What stands between q·k and the softmax, and the size of the tiles in which it is computed."""
+
+    T: int
+    S: int
+    scale: float
+    mask: BoundMask | None
+    bias: Bias | None
+    softcap: float | None
+    tile: tuple[int, int]
+
+    def blocks(self) -> Iterator[tuple[slice, list[slice]]]:
+        """Every block of queries, with the blocks of keys of which it may see any."""
+        for rows in split(slice(0, self.T), self.tile[0]):
+            keys = split(slice(0, self.S), self.tile[1])
+            yield rows, [cols for cols in keys if self._coverage(rows, cols) is not Coverage.EMPTY]
+
+    def _coverage(self, rows: slice, cols: slice) -> Coverage:
+        return Coverage.FULL if self.mask is None else self.mask.block(rows, cols)
+
+    def capped(self, q: Tensor, k: Tensor) -> Tensor:
+        """softcap(scale · Q Kᵀ) of a tile, (B, H, t, s)."""
+        return softcap(grouped_matmul(q * self.scale, k.mT), self.softcap)
+
+    def hidden(self, scores: Tensor, rows: slice, cols: slice) -> Tensor:
+        """The tile with its bias, masked pairs -∞."""
+        mask = None if self._coverage(rows, cols) is Coverage.FULL else self.mask
+        if mask is None and self.bias is None:
+            return scores
+        at = block_indices(rows, cols, *(torch.arange(n, device=scores.device) for n in scores.shape[:2]))
+        if self.bias is not None:
+            bias = self.bias.values(*at, self.T, self.S).to(scores.dtype)
+            scores = (scores + bias).masked_fill(bias == -math.inf, -math.inf)
+        return scores if mask is None else scores.masked_fill(~mask(*at), -math.inf)
+
+    def slope(self, capped: Tensor) -> Tensor | float:
+        """The derivative of the soft-cap, 1 - tanh² of what it was given."""
+        return 1.0 if self.softcap is None else 1 - (capped / self.softcap).square()
+
+
+class Flash(torch.autograd.Function):
+    """Output (B, H, T, Dv) and log-sum-exp (B, H, T) of q (B, H, T, D), k (B, G, S, D), v (B, G, S, Dv).
+
+    Sums are in float32 or wider. A query that may see nothing has output 0, log-sum-exp -∞ and gradient 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        """One pass over the tiles; keeps the output and the log-sum-exp, and no tile."""
+        out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=_wide(q))
+        for rows, keys in scoring.blocks():
+            out[:, :, rows], lse[:, :, rows] = _rows(q, k, v, rows, keys, scoring)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.scoring = scoring
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+        """The same tiles again."""
+        q, k, v, out, lse = ctx.saved_tensors
+        gradients = _Gradients(q, k, v, ctx.scoring)
+        for rows, keys in ctx.scoring.blocks():
+            gradients.add(d_out[:, :, rows], out[:, :, rows], lse[:, :, rows], rows, keys)
+        return gradients.q.to(q.dtype), gradients.k.to(k.dtype), gradients.v.to(v.dtype), None
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, rows: slice, keys: list[slice], scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a block of queries."""
+    wide = _wide(q)
+    q = q[:, :, rows].to(wide)
+    m = q.new_full((*q.shape[:3], 1), -math.inf)  # the largest score so far
+    ell = q.new_zeros(m.shape)  # the sum of e^(score - m) so far
+    o = q.new_zeros(*q.shape[:3], v.shape[-1])  # the same sum, each term times its value
+    for cols in keys:
+        scores = scoring.hidden(scoring.capped(q, k[:, :, cols].to(wide)), rows, cols)
+        larger = torch.maximum(m, scores.amax(-1, keepdim=True))
+        shift = larger.masked_fill(larger == -math.inf, 0)  # a row that has seen nothing yet: e^(-∞ - 0) = 0
+        p, shrink = scores.sub_(shift).exp_(), torch.exp(m - shift)
+        ell = shrink * ell + p.sum(-1, keepdim=True)
+        o = shrink * o + grouped_matmul(p, v[:, :, cols].to(wide))
+        m = larger
+    return o / ell.masked_fill(ell == 0, 1), (m + ell.log())[..., 0]
+
+
+class _Gradients:
+    """The gradients of q, k and v, added up tile by tile."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> None:
+        self._inputs, self._scoring = (q, k, v), scoring
+        self.q, self.k, self.v = (torch.zeros_like(x, dtype=_wide(x)) for x in (q, k, v))
+
+    def add(self, d_out: Tensor, out: Tensor, lse: Tensor, rows: slice, keys: list[slice]) -> None:
+        """What a block of queries adds."""
+        (q, k, v), groups, wide = self._inputs, self.k.shape[1], _wide(lse)
+        q, d_out = q[:, :, rows].to(wide), d_out.to(wide)
+        lse = lse.masked_fill(lse == -math.inf, 0)[..., None]
+        through_sum = (d_out * out).sum(-1, keepdim=True)
+        for cols in keys:
+            some_k, some_v = k[:, :, cols].to(wide), v[:, :, cols].to(wide)
+            capped = self._scoring.capped(q, some_k)
+            slope = self._scoring.slope(capped)
+            p = self._scoring.hidden(capped, rows, cols).sub_(lse).exp_()
+            self.v[:, :, cols] += fold(p, groups).mT @ fold(d_out, groups)
+            d_scores = grouped_matmul(d_out, some_v.mT).sub_(through_sum).mul_(p).mul_(slope)
+            self.q[:, :, rows] += grouped_matmul(d_scores, some_k) * self._scoring.scale
+            self.k[:, :, cols] += fold(d_scores, groups).mT @ fold(q, groups) * self._scoring.scale
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
