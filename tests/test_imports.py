@@ -27,6 +27,7 @@ FLOORS = [
     ["page"],
     ["view"],
     ["testing"],
+    ["learn"],
     ["terminal"],
     ["cli"],
     ["__main__", ""],

@@ -1,0 +1,112 @@
+"""What an exercise is: a task as the stub of a solution, the check of an answer, and hints."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Exercise", "Wrong", "require_tensor", "unchanged"]
+
+_STUB = "raise NotImplementedError  # your code here"
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Wrong(Exception):
+    """Raised by a check; the message says what is wrong with the answer, in terms of the idea."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One thing for the learner to write.
+
+    Args:
+        name: of the function or class, in the learner's file as in ours.
+        solution: a right answer, real code with a docstring that says what to write; it uses only `math`, `torch`,
+            `nn`, `F` (`torch.nn.functional`), `Tensor` and `clearhead`, which the learner's file imports.
+        check: called with the learner's function or class and a freshly seeded generator; raises `Wrong`.
+        hints: from the gentle to the plain.
+
+    >>> def double(x: float) -> float:
+    ...     '''Twice x.'''
+    ...     return x + x
+    >>> print(Exercise("double", double, lambda answer, generator: None, hints=("Add.",)).stub)
+    def double(x: float) -> float:
+        '''Twice x.'''
+        raise NotImplementedError  # your code here
+    """
+
+    name: str
+    solution: Callable[..., Any]
+    check: Callable[[Any, torch.Generator], None]
+    hints: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The solution as it is written."""
+        return textwrap.dedent(inspect.getsource(self.solution)).strip()
+
+    @property
+    def stub(self) -> str:
+        """The solution without what the learner has to write: signatures, docstrings and a class's `__init__` stay."""
+        lines = self.source.split("\n")
+        for function in reversed(list(_to_write(ast.parse(self.source).body[0]))):
+            body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+            start = function.body[0].end_lineno if body is not function.body else body[0].lineno - 1
+            lines[start : function.end_lineno] = [" " * function.body[0].col_offset + _STUB]
+        return "\n".join(lines)
+
+
+def _to_write(node: ast.stmt) -> Iterator[Function]:
+    """The function itself, or a class's methods but `__init__`, from the top."""
+    if isinstance(node, Function):
+        yield node
+    elif isinstance(node, ast.ClassDef):
+        yield from (part for part in node.body if isinstance(part, Function) and part.name != "__init__")
+
+
+def require_tensor(value: Any, shape: tuple[int, ...], what: str, *, dtype: torch.dtype | None = None) -> None:
+    """Refuse what is no finite tensor of this shape (and dtype): the first line of most checks.
+
+    Raises:
+        Wrong: naming `what` ("the weights") and what arrived instead.
+    """
+    import torch
+
+    if value is None:
+        raise Wrong(f"{what}: your code returned None. Is there a return at the end?")
+    if not isinstance(value, torch.Tensor):
+        raise Wrong(f"{what} should be a tensor, and your code returned a {type(value).__name__}.")
+    if tuple(value.shape) != shape:
+        raise Wrong(f"{what} should have the shape {shape}, and has {tuple(value.shape)}.")
+    if dtype is not None and value.dtype != dtype:
+        raise Wrong(f"{what} should be {dtype}, like the input, and are {value.dtype}.")
+    if bool(value.isnan().any()):
+        raise Wrong(f"{what}: {int(value.isnan().sum())} of the {value.numel()} numbers are NaN (0/0, or inf - inf).")
+    if bool(value.isinf().any()):
+        raise Wrong(f"{what}: {int(value.isinf().sum())} of the {value.numel()} numbers are infinite.")
+
+
+@contextmanager
+def unchanged(*inputs: Tensor) -> Iterator[None]:
+    """Refuse an answer that, within this block, writes into its inputs.
+
+    Raises:
+        Wrong: where a tensor is not what it was.
+    """
+    before = [tensor.detach().clone() for tensor in inputs]
+    yield
+    for tensor, copy in zip(inputs, before, strict=True):
+        if tensor.shape != copy.shape or not bool(((tensor == copy) | (copy.isnan() & tensor.isnan())).all()):
+            raise Wrong(
+                "Your code changes its input in place (x += …, x[…] = …, a method ending in _). "
+                "Whoever passed it in still needs it: make a new tensor."
+            )

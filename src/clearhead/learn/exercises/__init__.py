@@ -1,0 +1,23 @@
+"""The exercises of the lessons. What is where is known here without importing any of them, since they need torch."""
+
+from __future__ import annotations
+
+import importlib
+
+from clearhead.learn.exercise import Exercise
+
+# Lesson -> the names of its exercises, in order; they are in the module lesson<N>, as EXERCISES.
+NAMES: dict[int, tuple[str, ...]] = {}
+
+
+def module_of(lesson: int) -> str:
+    """The module that holds the exercises of a lesson."""
+    return f"{__name__}.lesson{lesson}"
+
+
+def exercises_of(lesson: int) -> tuple[Exercise, ...]:
+    """The exercises of a lesson, in order; none for a lesson without."""
+    if not NAMES.get(lesson):
+        return ()
+    found: tuple[Exercise, ...] = importlib.import_module(module_of(lesson)).EXERCISES
+    return found
