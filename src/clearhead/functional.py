@@ -7,13 +7,15 @@ import warnings
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead._checks import check_all_finite, check_qkv, describe, four
+from clearhead._checks import check_all_finite, check_count, check_qkv, describe, four
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.kernels import fused
+from clearhead.kernels import flash
+from clearhead.kernels.output import output
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import MaskRule, causal, dense
+from clearhead.scores import Bias
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["flash_attention", "scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
@@ -57,7 +59,7 @@ def scaled_dot_product_attention(
     _check_causal(q, k, is_causal)
     if q.ndim == 4 and q.shape[1] != k.shape[1] and not enable_gqa:
         raise ShapeError(f"{call}: {q.shape[1]} query heads and {k.shape[1]} key heads: pass enable_gqa=True.")
-    mask, bias = _split_mask(attn_mask, q.ndim)
+    mask, bias = split_mask(attn_mask, q.ndim)
     given = attn_mask if isinstance(attn_mask, Tensor) else None
     if given is not None and bias is None:
         given = given.bool()  # 0/1 integers, which PyTorch does not take
@@ -66,11 +68,52 @@ def scaled_dot_product_attention(
         mask = causal() if mask is None else mask & causal()
     attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale)
     if mask is not None and (isinstance(attn_mask, MaskRule) or (is_causal and given is not None)):
-        bound = mask.bind(*attn.shape[-2:])
-        out = fused.attention(four(q), four(k), four(v), bound, bias=attn.bias, scale=scale, dropout_p=dropout_p)
+        out = output(four(q), four(k), four(v), mask=mask, bias=attn.bias, scale=scale, dropout_p=dropout_p)
         return out.reshape(*q.shape[:-1], v.shape[-1]), attn
     out = F.scaled_dot_product_attention(q, k, v, given, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out, attn
+
+
+def flash_attention(
+    q: Tensor,  # (B, H, T, D), (B, T, D) or (T, D)
+    k: Tensor,  # (B, G, S, D)
+    v: Tensor,  # (B, G, S, Dv)
+    *,
+    mask: MaskRule | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    tile: tuple[int, int] = (128, 128),
+) -> tuple[Tensor, SoftmaxMap]:  # (B, H, T, Dv), map (B, H, T, S)
+    """softmax(softcap(scale · Q Kᵀ) + bias, masked) V over tiles, forward and backward, in plain PyTorch.
+
+    The readable version of FlashAttention: `clearhead.kernels.flash` is the algorithm, written out. It gives what the
+    dense formula gives, for every size of `tile` (queries, keys), soft-capped scores included, which no fused kernel
+    of PyTorch's takes. Half-precision inputs are summed in float32. NaN in values that a mask hides may reach
+    the output, as with PyTorch's kernels.
+
+    Raises: ShapeError, DTypeError (a bias that requires a gradient, too).
+    Cost: O(T·S·D) time over the mask's non-empty blocks; memory beyond the output: a tile of scores a head, forward
+    and backward. It saves memory and not operations: `scaled_dot_product_attention` is faster where it can be used.
+    Gradients: of q, k and v, once (not twice).
+    Source: Dao et al. 2022, algorithms 1 and 4.
+
+    >>> import torch
+    >>> x = torch.eye(3)
+    >>> flash_attention(x, x, x, mask=causal(), softcap=1.0, tile=(2, 2))[0][1]
+    tensor([0.3727, 0.6273, 0.0000])
+    """
+    call = "flash_attention"
+    check_qkv(call, q, k, v)
+    if not isinstance(tile, tuple) or len(tile) != 2:
+        raise ShapeError(f"{call}(tile={tile!r}): expected (queries, keys), the size of a tile, such as (128, 128).")
+    for name, size in zip(("tile[0]", "tile[1]"), tile, strict=True):
+        check_count(call, name, size, at_least=1)
+    attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale, softcap=softcap)
+    out, _ = flash.attention(
+        *(four(q), four(k), four(v)), mask=attn.mask, bias=attn.bias, scale=attn.scale, softcap=attn.softcap, tile=tile
+    )
+    return out.reshape(*q.shape[:-1], v.shape[-1]), attn
 
 
 def _check_causal(q: Tensor, k: Tensor, is_causal: bool) -> None:
@@ -94,8 +137,8 @@ def _warn_of_an_inverted_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
         )
 
 
-def _split_mask(attn_mask: MaskRule | Tensor | None, rank: int) -> tuple[MaskRule | None, Tensor | None]:
-    """A bool mask hides, a float mask is added; PyTorch takes both under one name."""
+def split_mask(attn_mask: MaskRule | Tensor | None, rank: int) -> tuple[MaskRule | None, Tensor | None]:
+    """The rule and the bias that a mask stands for: a bool one hides, a float one is added."""
     if attn_mask is None or isinstance(attn_mask, MaskRule):
         return attn_mask, None
     if not isinstance(attn_mask, Tensor):

@@ -1,4 +1,5 @@
-"""What stands between q·k and the softmax: scale, soft-cap, and biases (additive, ALiBi, T5), each as a rule.
+"""What stands between q·k and the softmax: scale, soft-cap, and biases (additive, ALiBi, T5), each as a rule; and the
+rotary embedding, which turns q and k before they meet.
 
     score(t, s) = softcap(scale · q_t·k_s) + bias(t, s),    masked pairs -inf,    softcap(x) = c · tanh(x / c)
 
@@ -18,7 +19,18 @@ from clearhead._checks import check_broadcast, check_count, describe, read_broad
 from clearhead._watch import HoldsTensors
 from clearhead.errors import DTypeError, ShapeError
 
-__all__ = ["Bias", "alibi", "alibi_slopes", "as_bias", "dense_bias", "softcap", "t5_bias", "t5_buckets"]
+__all__ = [
+    "Bias",
+    "Rotary",
+    "alibi",
+    "alibi_slopes",
+    "as_bias",
+    "dense_bias",
+    "rotary_order",
+    "softcap",
+    "t5_bias",
+    "t5_buckets",
+]
 
 
 class Bias(HoldsTensors):
@@ -223,3 +235,68 @@ def t5_bias(table: Tensor, *, max_distance: int = 128, bidirectional: bool = Tru
 def softcap(scores: Tensor, cap: float | None) -> Tensor:
     """c · tanh(score / c), before the mask; None leaves the scores alone. Source: Gemma 2, 2024, section 2."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+# --- rotary embedding -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary position embedding: pair i of a vector's features is turned by position · base^(-2i / dim).
+
+    A score then depends on how far two tokens are apart, and not on where they stand. Two layouts are in use, and
+    weights of one are wrong in the other (`rotary_order` converts): `interleaved=False` pairs feature i with
+    i + dim/2 (Llama and all of Hugging Face), `interleaved=True` pairs 2i with 2i + 1 (the paper). Features from `dim`
+    on are left alone. Source: Su et al. 2021, equation 34.
+
+    >>> Rotary(4).rotate(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([0])).tolist()
+    [[1.0, 0.0, 0.0, 0.0]]
+    """
+
+    dim: int
+    base: float = 10000.0
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("Rotary", "dim", self.dim, at_least=2)
+        if self.dim % 2:
+            raise ShapeError(f"Rotary(dim={self.dim}): features are turned in pairs, so dim must be even.")
+        if not self.base > 0:
+            raise ShapeError(f"Rotary(base={self.base!r}): expected a number above 0.")
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (…, T, D) with the tokens at `positions` (T,); computed in float32 or wider, returned in x's dtype."""
+        if x.shape[-1] < self.dim or positions.shape != x.shape[-2:-1]:
+            raise ShapeError(
+                f"{self!r}.rotate(x={describe(x)}, positions={describe(positions)}): expected x (…, T, D) with"
+                f" D >= {self.dim}, and positions (T,)."
+            )
+        wide = torch.promote_types(x.dtype, torch.float32)
+        pair = torch.arange(self.dim // 2, device=x.device, dtype=wide)
+        angles = positions.to(x.device, wide)[:, None] * self.base ** (-2 * pair / self.dim)
+        cos, sin = angles.cos(), angles.sin()
+        left, right = self._pairs(x.to(wide))
+        turned = self._join(left * cos - right * sin, left * sin + right * cos).to(x.dtype)
+        return turned if x.shape[-1] == self.dim else torch.cat([turned, x[..., self.dim :]], -1)
+
+    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        half = self.dim // 2
+        if self.interleaved:
+            return x[..., 0 : self.dim : 2], x[..., 1 : self.dim : 2]
+        return x[..., :half], x[..., half : self.dim]
+
+    def _join(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.stack([left, right], -1).flatten(-2) if self.interleaved else torch.cat([left, right], -1)
+
+
+def rotary_order(dim: int, *, interleaved: bool) -> Tensor:
+    """Which feature of the other layout each feature of this one is, (dim,): index the rows of W_query and W_key.
+
+    >>> rotary_order(6, interleaved=False).tolist()  # half-split weights out of interleaved ones
+    [0, 2, 4, 1, 3, 5]
+    >>> rotary_order(6, interleaved=True).tolist()  # and back
+    [0, 3, 1, 4, 2, 5]
+    """
+    check_count("rotary_order", "dim", dim, at_least=2)
+    order = torch.arange(dim)
+    return order.view(2, -1).mT.flatten() if interleaved else order.view(-1, 2).mT.flatten()

@@ -20,7 +20,7 @@ from clearhead._checks import describe
 from clearhead.errors import RecordingError
 from clearhead.maps import SoftmaxMap
 from clearhead.masks import MaskRule, as_rule
-from clearhead.scores import Bias, dense_bias
+from clearhead.scores import Bias, as_bias
 
 __all__ = ["Call", "as_heads", "as_heads_mask"]
 
@@ -34,15 +34,15 @@ class Call:
     v: Tensor  # (B, G, S, Dv)
     scale: float
     masks: tuple[MaskRule | Tensor, ...] = ()  # all of them must let a pair through; tensors (B|1, H|1, T|1, S|1) bool
-    biases: tuple[Tensor, ...] = ()  # (B|1, H|1, T|1, S|1) float
+    biases: tuple[Bias | Tensor, ...] = ()  # all are added; tensors (B|1, H|1, T|1, S|1) float
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that the map will read later."""
-        yield from (self.q, self.k, self.v, *self.biases)
-        for mask in self.masks:
-            yield from [mask] if isinstance(mask, Tensor) else mask.tensors()
+        yield from (self.q, self.k, self.v)
+        for rule in (*self.masks, *self.biases):
+            yield from [rule] if isinstance(rule, Tensor) else rule.tensors()
         if self.sinks is not None:
             yield self.sinks
 
@@ -54,7 +54,7 @@ class Call:
             v=self.v.detach(),
             scale=self.scale,
             masks=self.masks,
-            biases=tuple(bias.detach() for bias in self.biases),
+            biases=tuple(bias.detach() if isinstance(bias, Tensor) else bias for bias in self.biases),
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.detach(),
         )
@@ -66,7 +66,7 @@ class Call:
 
     def bias(self) -> Bias | None:
         """All biases as one."""
-        return reduce(operator.add, (dense_bias(bias) for bias in self.biases)) if self.biases else None
+        return reduce(operator.add, (as_bias(bias) for bias in self.biases)) if self.biases else None
 
     def to_map(self, padding: MaskRule | None = None) -> SoftmaxMap:
         """The lazy map of this call; nothing is computed."""

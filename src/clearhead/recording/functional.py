@@ -1,4 +1,4 @@
-"""Seam 3: any program that calls `F.scaled_dot_product_attention`, seen by a torch function mode."""
+"""Seam 3: calls of `F.scaled_dot_product_attention`, and of clearhead's own kernels, seen by a torch function mode."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from clearhead import masks
+from clearhead.kernels.output import output
 from clearhead.recording.calls import Call, as_heads, as_heads_mask
+from clearhead.scores import Bias
 
 __all__ = ["FunctionSeam", "causal_rule", "read"]
-
-_ATTENTION = F.scaled_dot_product_attention
-
 
 class FunctionSeam(TorchFunctionMode):
     """Passes every function of PyTorch through unchanged; reports each attention call that succeeded."""
@@ -34,10 +33,10 @@ class FunctionSeam(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is _ATTENTION:
+        if func in _READERS:
             if torch.compiler.is_dynamo_compiling():
                 torch._dynamo.graph_break()  # a compiled function is split here: this call then runs in Python
-            self._see(read(*args, **(kwargs or {})))
+            self._see(_READERS[func](*args, **(kwargs or {})))
         return result
 
 
@@ -75,6 +74,32 @@ def read(
         masks=tuple(hiding),
         biases=tuple(biases),
     )
+
+
+def read_own(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: masks.MaskRule | None,
+    bias: Bias | None,
+    scale: float | None,
+    softcap: float | None,
+    dropout_p: float,
+) -> Call:
+    """What clearhead itself computes for these arguments, with the rules it was given."""
+    return Call(
+        q,
+        k,
+        v,
+        float(scale if scale is not None else q.shape[-1] ** -0.5),
+        masks=() if mask is None else (mask,),
+        biases=() if bias is None else (bias,),
+        softcap=softcap,
+    )
+
+
+_READERS: dict[Callable[..., Any], Callable[..., Call]] = {F.scaled_dot_product_attention: read, output: read_own}
 
 
 def causal_rule(T: int, S: int) -> masks.MaskRule:
