@@ -259,3 +259,67 @@ def test_links_are_followed_and_pipes_are_written_into(tmp_path: Path) -> None:
         write_whole(pipe, "through")
         assert child.communicate(timeout=30)[0] == b"through\n"
     assert pipe.is_fifo()
+
+
+class Heads(nn.Module):
+    """A student's layer that hands out its own map, with the heads wherever it likes."""
+
+    def __init__(self, shape: tuple[int, ...], *, dense: bool = False) -> None:
+        super().__init__()
+        self.shape, self.dense = shape, dense
+
+    def attend(self, x: Tensor) -> tuple[Tensor, clearhead.AttentionMap]:
+        q = x.mT.reshape(*self.shape, 6, 1)
+        attn = SoftmaxMap(q, q, mask=masks.causal())
+        return x, clearhead.DenseMap(attn.to_dense()) if self.dense else attn
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("shape", [(2,), (1, 2)])
+def test_a_layer_may_hand_out_its_own_map(shape: tuple[int, ...], dense: bool) -> None:
+    view = clearhead.look(Heads(shape, dense=dense), X, tokens=JOURNEY)
+    q = X.mT[..., None].double()
+    expected = clearhead.reference.weights(q, q, mask=clearhead.reference.causal(6, 6))
+    assert view.maps[0].shape == (1, 2, 6, 6)
+    torch.testing.assert_close(view.maps[0].to_dense()[0].double(), expected, atol=1e-6, rtol=0)
+    assert [head.label for head in view.heads()] == ["L0H0", "L0H1"]
+
+
+def test_one_head_of_a_layer_of_ones_own_is_derived_exactly() -> None:
+    class One(nn.Module):
+        def attend(self, x: Tensor) -> tuple[Tensor, SoftmaxMap]:
+            return x, SoftmaxMap(x, x, v=x, scale=1.0)
+
+    view = clearhead.look(One(), X, tokens=JOURNEY)
+    assert view.maps[0].shape == (1, 1, 6, 6)
+    assert isinstance(view.maps[0], SoftmaxMap) and view.maps[0].scale == 1.0
+
+
+@pytest.mark.parametrize("result", [X, (X, X), (X, SoftmaxMap(X[:5], X[:5])), (X, SoftmaxMap(X[:, None], X[:, None]))])
+def test_a_layer_that_hands_out_something_else_is_told_what_is_expected(result: Any) -> None:
+    class Other(nn.Module):
+        def attend(self, x: Tensor) -> Any:
+            return result
+
+    with pytest.raises(ModelError, match="attend"):
+        clearhead.look(Other(), X)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        clearhead.nn.SimpleSelfAttention(),
+        clearhead.nn.CausalAttention(2, 2, 6, 0.0),
+        clearhead.nn.MultiHeadAttentionWrapper(2, 2, 6, 0.0, 2),
+        clearhead.nn.MultiHeadAttention(2, 4, 6, 0.0, 2),
+        clearhead.nn.Attention(2, 4, num_heads=2, num_kv_heads=1, window=3),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_every_rung_can_be_looked_at(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    view = clearhead.look(layer, X, tokens=JOURNEY)
+    expected = layer.attend(X[None])[1].to_dense()
+    torch.testing.assert_close(view.maps[0].to_dense(), expected, atol=0, rtol=0)
+    assert len(view.heads()) == expected.shape[1]
+    assert view.page().nbytes > 0

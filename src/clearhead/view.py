@@ -26,6 +26,7 @@ from clearhead.heads.roles import HeadTable, LayerScores, score_layer
 from clearhead.kernels.tiles import Reducer
 from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
+from clearhead.maps.dense import DenseMap
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import Coverage, causal
 from clearhead.page.html import render, write_whole
@@ -75,8 +76,10 @@ def look(
     """Look at the attention of a model on a text, or of a layer of your own on its input.
 
     Args:
-        model: a Hugging Face model with its `tokenizer` and a `text`; or any module that calls PyTorch's attention
-            function, with its input `x` (T, d) or (1, T, d) and, if you like, the `tokens` that the T rows stand for.
+        model: a Hugging Face model with its `tokenizer` and a `text`; or a module with its input `x` (T, d) or
+            (1, T, d) and, if you like, the `tokens` that the T rows stand for. Such a module calls PyTorch's attention
+            function, or has a method `attend(x)` that returns (output, map), as every layer of `clearhead.nn` does:
+            the map may be (T, T), (H, T, T) or (1, H, T, T).
         layers: the layers to keep, by number; all by default.
         name: what the page calls the model.
         on_progress: called as (stage, done, total), with stages "model" and "heads".
@@ -90,6 +93,9 @@ def look(
         raise ModelError(f"look(model, …): expected a PyTorch module first, got {describe(model)}; see zoo.load.")
     if isinstance(tokenizer, Tensor) and text is None:
         tokens = _spaced(tokenizer, tokens)
+        if hasattr(model, "attend"):
+            attn = _attended(model, model.attend, tokenizer)
+            return View([attn], [0], tokens, _same_word_ids(tokens), name or _name(model), report)
         args, kwargs, ids = [tokenizer], dict[str, Tensor](), _same_word_ids(tokens)
     else:
         _check_call(tokenizer, text, tokens)
@@ -239,6 +245,33 @@ def _spaced(x: Tensor, tokens: Sequence[str] | None) -> list[str]:
     if len(tokens) != x.shape[-2]:
         raise ShapeError(f"look(layer, x, tokens=…): x has {x.shape[-2]} rows, but there are {len(tokens)} tokens.")
     return [token if n == 0 or token[:1].isspace() else f" {token}" for n, token in enumerate(tokens)]
+
+
+def _attended(layer: nn.Module, attend: Any, x: Tensor) -> AttentionMap:
+    """The map of a layer that hands it out itself, as (1, H, T, T)."""
+    call = f"look({type(layer).__name__}, x): attend(x)"
+    with torch.no_grad():
+        result = attend(x.to(next(layer.parameters(), x).device))
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], AttentionMap)):
+        raise ModelError(
+            f"{call} returned {describe(result)}: expected (output, map), the map for example"
+            " clearhead.SoftmaxMap(q, k, v=v, mask=…) of your queries and keys, or clearhead.DenseMap(weights)."
+        )
+    attn = _as_heads(result[1])
+    if attn.shape[0] != 1 or attn.shape[-2:] != (x.shape[-2], x.shape[-2]):
+        raise ModelError(f"{call} returned {result[1]!r}: expected the weights of {x.shape[-2]} queries and keys.")
+    return attn
+
+
+def _as_heads(attn: AttentionMap) -> AttentionMap:
+    """(T, S) and (H, T, S), the map of one sequence, as (1, H, T, S)."""
+    if len(attn.shape) == 4:
+        return attn
+    if not isinstance(attn, SoftmaxMap):
+        return DenseMap(attn.to_dense().reshape(1, -1, *attn.shape[-2:]))
+    q, k, v = (None if t is None else t.reshape(1, -1, *t.shape[-2:]) for t in (attn.q, attn.k, attn.v))
+    rules = {"mask": attn.mask, "bias": attn.bias, "scale": attn.scale, "softcap": attn.softcap, "sinks": attn.sinks}
+    return SoftmaxMap(q, k, v=v, **rules)  # type: ignore[arg-type]
 
 
 def _same_word_ids(tokens: Sequence[str]) -> Tensor:
