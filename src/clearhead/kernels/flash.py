@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from clearhead.errors import DTypeError
 from clearhead.kernels.grouped import fold, grouped_matmul
 from clearhead.kernels.tiles import split
 from clearhead.masks import BoundMask, Coverage, MaskRule, block_indices
@@ -41,16 +41,22 @@ def attention(
     v: Tensor,  # (B, G, S, Dv)
     *,
     mask: MaskRule | None = None,
-    bias: Bias | None = None,  # gets no gradient: it would be as large as the scores
+    bias: Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     tile: tuple[int, int] = (128, 128),  # measured: 512 is twice as slow, the tile leaves the cache
 ) -> tuple[Tensor, Tensor]:  # (B, H, T, Dv) in q's dtype, and log-sum-exp (B, H, T), which has no gradient
     """softmax(softcap(scale · Q Kᵀ) + bias, masked) V; every head holds one tile of scores at a time."""
+    if bias is not None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bias.tensors()):
+        raise DTypeError(
+            f"attention over tiles with bias={bias!r}, which requires a gradient: that would be as large as all scores,"
+            " and is not computed here. Detach the bias, or leave out the soft-cap and the tiles."
+        )
     T, S = q.shape[2], k.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(T, S, scale, None if mask is None else mask.bind(T, S), bias, softcap, tile)
-    return Flash.apply(q, k, v, scoring)  # type: ignore[no-any-return, no-untyped-call]
+    with torch.autocast(q.device.type, enabled=False):  # else products of float32 tiles would be rounded to bfloat16
+        return Flash.apply(q, k, v, scoring)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -102,23 +108,25 @@ class Flash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-        """One pass over the tiles; keeps the output and the log-sum-exp, and no tile."""
-        out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=_wide(q))
+        """One pass over the tiles; keeps the output (not yet rounded to half precision), lse, and no tile."""
+        out, lse = (q.new_empty(size, dtype=_wide(q)) for size in ((*q.shape[:3], v.shape[-1]), q.shape[:3]))
         for rows, keys in scoring.blocks():
             out[:, :, rows], lse[:, :, rows] = _rows(q, k, v, rows, keys, scoring)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.scoring = scoring
         ctx.mark_non_differentiable(lse)
-        return out, lse
+        return out.to(q.dtype), lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
         """The same tiles again."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("attention over tiles: gradients of gradients (create_graph=True) are not computed.")
         q, k, v, out, lse = ctx.saved_tensors
         gradients = _Gradients(q, k, v, ctx.scoring)
-        for rows, keys in ctx.scoring.blocks():
-            gradients.add(d_out[:, :, rows], out[:, :, rows], lse[:, :, rows], rows, keys)
+        with torch.autocast(q.device.type, enabled=False):
+            for rows, keys in ctx.scoring.blocks():
+                gradients.add(d_out[:, :, rows], out[:, :, rows], lse[:, :, rows], rows, keys)
         return gradients.q.to(q.dtype), gradients.k.to(k.dtype), gradients.v.to(v.dtype), None
 
 
