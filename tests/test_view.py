@@ -292,7 +292,8 @@ def test_one_head_of_a_layer_of_ones_own_is_derived_exactly() -> None:
 
     view = clearhead.look(One(), X, tokens=JOURNEY)
     assert view.maps[0].shape == (1, 1, 6, 6)
-    assert isinstance(view.maps[0], SoftmaxMap) and view.maps[0].scale == 1.0
+    assert isinstance(view.maps[0], SoftmaxMap)
+    assert view.maps[0].scale == 1.0
 
 
 @pytest.mark.parametrize("result", [X, (X, X), (X, SoftmaxMap(X[:5], X[:5])), (X, SoftmaxMap(X[:, None], X[:, None]))])
@@ -319,7 +320,7 @@ def test_a_layer_that_hands_out_something_else_is_told_what_is_expected(result: 
 def test_every_rung_can_be_looked_at(layer: nn.Module) -> None:
     torch.manual_seed(0)
     view = clearhead.look(layer, X, tokens=JOURNEY)
-    expected = layer.attend(X[None])[1].to_dense()
+    expected = layer.attend(X)[1].to_dense().reshape(1, -1, 6, 6)
     torch.testing.assert_close(view.maps[0].to_dense(), expected, atol=0, rtol=0)
     assert len(view.heads()) == expected.shape[1]
     assert view.page().nbytes > 0
