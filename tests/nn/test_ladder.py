@@ -221,6 +221,18 @@ def test_trap_08_no_dropout_in_evaluation_and_all_of_it_dropped_at_1(rung: Rung,
     torch.testing.assert_close(attn.to_dense().sum(-1), torch.ones(attn.shape[:-1]).double())
 
 
+@torch.no_grad()
+def test_requirement_20_dropout_keeps_the_mean_of_a_row() -> None:
+    """64 equal weights, half of them dropped: the sum of a row has mean 1 and standard deviation √(1/64) = 0.125."""
+    layer = CausalAttention(1, 1, 64, dropout=0.5)
+    layer.W_query.weight.zero_()
+    layer.W_value.weight.fill_(1.0)
+    torch.manual_seed(0)
+    sums = layer(torch.ones(1000, 64, 1))[:, -1]
+    assert float(sums.mean()) == pytest.approx(1, abs=0.02)
+    assert float(sums.std()) == pytest.approx(0.125, abs=0.01)
+
+
 # --- break a line, and see that a check fails ------------------------------------------------------------------
 
 BROKEN = {

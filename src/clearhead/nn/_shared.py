@@ -47,7 +47,7 @@ def check_input(
         raise DTypeError(f"{arrived}: expected a torch tensor (T, {shape}) or (B, T, {shape}); use torch.as_tensor(x).")
     if not x.is_floating_point():
         hint = "embed token ids first (nn.Embedding)" if x.ndim < 3 else "convert with .float()"
-        raise DTypeError(f"{arrived}: expected floating-point features, not integers or bools; {hint}.")
+        raise DTypeError(f"{arrived}: expected floating-point features; {hint}.")
     if x.ndim not in (2, 3):
         raise ShapeError(f"{arrived}: expected (T, {shape}) or (B, T, {shape}), tokens before features.")
     if width is not None and x.shape[-1] != width:
