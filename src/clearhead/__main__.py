@@ -6,7 +6,7 @@ import signal
 import sys
 from types import FrameType
 
-_EXTRAS = ("typer", "rich", "platformdirs")
+_EXTRAS = {"typer": "models", "rich": "models", "platformdirs": "models", "jupytext": "learn"}
 
 
 def main() -> None:
@@ -21,7 +21,9 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        print(f'The clearhead command needs {missing}. Run: pip install "clearhead[models]"', file=sys.stderr)
+        print(
+            f'The clearhead command needs {missing}. Run: pip install "clearhead[{_EXTRAS[missing]}]"', file=sys.stderr
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

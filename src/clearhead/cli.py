@@ -117,6 +117,53 @@ def look(
                 webbrowser.open(target.resolve().as_uri())
 
 
+_LearnersFolder = Annotated[Path | None, typer.Option("--folder", metavar="F", help="The lesson's folder.")]
+
+
+@app.command()
+def learn(
+    lesson: Annotated[int | None, typer.Argument(help="Number of a lesson; the list of all if left out.")] = None,
+    folder: _LearnersFolder = None,
+) -> None:
+    """List the lessons, or write one into a folder.
+
+    The folder gets the lesson as a notebook and as a script, and its exercises; nothing there is overwritten.
+    """
+    from clearhead.learn import commands
+
+    with _clear_errors():
+        if lesson is not None:
+            commands.start_lesson(lesson, folder)
+        elif folder is not None:
+            _stop("--folder needs the number of a lesson to write there")
+        else:
+            commands.list_lessons()
+
+
+@app.command()
+def check(
+    lesson: Annotated[int, typer.Argument(help="Number of the lesson.")],
+    folder: _LearnersFolder = None,
+    hint: Annotated[bool, typer.Option("--hint", help="Give the next hint for the first that fails.")] = False,
+    solution: Annotated[bool, typer.Option("--solution", help="Show one way to write the first that fails.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Start anew; what you wrote is kept beside it.")] = False,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Repeat the inputs of an earlier check.")] = None,
+) -> None:
+    """Check the exercises of a lesson.
+
+    They are read from exercises.py in the lesson's folder. Exit code 1 unless all pass.
+    """
+    from clearhead.learn import commands
+
+    with _clear_errors():
+        if hint + solution + reset > 1:
+            _stop("give one of --hint, --solution and --reset")
+        if reset:
+            commands.reset_lesson(lesson, folder)
+        elif not commands.check_lesson(lesson, folder, seed=seed, hint=hint, solution=solution):
+            raise typer.Exit(1)
+
+
 def _text(text: str | None, file: str | None) -> str:
     if text is not None and file is not None:
         _stop("give the text either as an argument or with --file, not both")
@@ -312,11 +359,11 @@ def _on_terminal() -> bool:
 @contextmanager
 def _clear_errors() -> Iterator[None]:
     """What input or machine is to blame for becomes a message and exit code 2; our own faults stay tracebacks."""
-    from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
+    from clearhead.errors import DTypeError, LessonError, ModelError, RecordingError, ShapeError
 
     try:
         yield
-    except (DTypeError, ModelError, RecordingError, ShapeError, OSError) as error:
+    except (DTypeError, LessonError, ModelError, RecordingError, ShapeError, OSError) as error:
         _stop(str(error))
     except ValueError as error:
         from clearhead.page.payload import BudgetError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Exercise", "Wrong", "require_tensor", "unchanged"]
+__all__ = ["Exercise", "Wrong", "unchanged"]
 
 _STUB = "raise NotImplementedError  # your code here"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -71,28 +71,6 @@ def _to_write(node: ast.stmt) -> Iterator[Function]:
         yield node
     elif isinstance(node, ast.ClassDef):
         yield from (part for part in node.body if isinstance(part, Function) and part.name != "__init__")
-
-
-def require_tensor(value: Any, shape: tuple[int, ...], what: str, *, dtype: torch.dtype | None = None) -> None:
-    """Refuse what is no finite tensor of this shape (and dtype): the first line of most checks.
-
-    Raises:
-        Wrong: naming `what` ("the weights") and what arrived instead.
-    """
-    import torch
-
-    if value is None:
-        raise Wrong(f"{what}: your code returned None. Is there a return at the end?")
-    if not isinstance(value, torch.Tensor):
-        raise Wrong(f"{what} should be a tensor, and your code returned a {type(value).__name__}.")
-    if tuple(value.shape) != shape:
-        raise Wrong(f"{what} should have the shape {shape}, and has {tuple(value.shape)}.")
-    if dtype is not None and value.dtype != dtype:
-        raise Wrong(f"{what} should be {dtype}, like the input, and are {value.dtype}.")
-    if bool(value.isnan().any()):
-        raise Wrong(f"{what}: {int(value.isnan().sum())} of the {value.numel()} numbers are NaN (0/0, or inf - inf).")
-    if bool(value.isinf().any()):
-        raise Wrong(f"{what}: {int(value.isinf().sum())} of the {value.numel()} numbers are infinite.")
 
 
 @contextmanager

@@ -1,0 +1,130 @@
+"""The learner's folder: the lesson as notebook and script, and the file to write in, which is never overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import LessonError
+from clearhead.learn.exercises import exercises_of
+from clearhead.learn.lessons import Lesson
+from clearhead.learn.progress import progress
+from clearhead.page.html import write_whole
+
+__all__ = ["exercise_file", "in_notebook", "reset", "write"]
+
+EXERCISES = "exercises.py"
+
+_HEADER = '''"""Exercises of lesson {number}: {title}.
+
+Write what is missing, save this file, and run:   clearhead check {number}
+Stuck?                                            clearhead check {number} --hint
+One way to write it:                              clearhead check {number} --solution
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import clearhead
+'''
+
+
+def write(lesson: Lesson, folder: Path) -> dict[str, bool]:
+    """Write the lesson into the folder; what is there already stays as it is.
+
+    Returns: for each file's name, whether it was written (True) or was there (False).
+
+    Raises:
+        OSError, LessonError: where the folder cannot be made or written to.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise LessonError(f"{folder} is a file: name a folder with --folder")
+    if not folder.parent.is_dir():
+        raise LessonError(f"there is no folder {folder.parent} to make {folder.name} in")
+    contents = {f"{lesson.path.stem}.ipynb": lesson.notebook, f"{lesson.path.stem}.py": lesson.script}
+    if lesson.exercises:
+        contents[EXERCISES] = partial(_exercises, lesson)
+    folder.mkdir(exist_ok=True)
+    done = {}
+    for name, content in contents.items():
+        done[name] = not os.path.lexists(folder / name)
+        if done[name]:
+            write_whole(folder / name, content())
+    return done
+
+
+def _exercises(lesson: Lesson) -> str:
+    stubs = (f"\n\n{exercise.stub}\n" for exercise in exercises_of(lesson.number))
+    return _HEADER.format(number=lesson.number, title=lesson.title) + "".join(stubs)
+
+
+def reset(lesson: Lesson, file: Path) -> Path:
+    """Start the exercises anew; the file as it was stays beside it under a new name.
+
+    Returns: that name.
+    """
+    number = 1
+    while os.path.lexists(kept := file.with_name(f"{file.stem}-old-{number}.py")):
+        number += 1
+    os.replace(file, kept)
+    write_whole(file, _exercises(lesson))
+    return kept
+
+
+def exercise_file(lesson: Lesson, folder: Path | None) -> Path:
+    """The file to check: in this folder, else where `clearhead learn` would write it here, here, or wrote it last.
+
+    Raises:
+        LessonError: where there is none; it says where was looked.
+    """
+    if not lesson.exercises:
+        raise LessonError(f"lesson {lesson.number} has no exercises")
+    if folder is not None:
+        places = [folder]
+    else:
+        last = progress()[lesson.number].folder
+        places = [Path(f"clearhead-lesson-{lesson.number}"), *([Path()] if _is_here(lesson) else ())]
+        places += [Path(last)] if last else []
+    for place in places:
+        if (place / EXERCISES).is_file():
+            return (place / EXERCISES).resolve()
+    looked = " or ".join(dict.fromkeys(str((place / EXERCISES).absolute()) for place in places))
+    raise LessonError(
+        f"there is no file {looked}. The check reads {EXERCISES} and nothing else: write it with "
+        f"clearhead learn {lesson.number}, or name its folder with --folder"
+    )
+
+
+def _is_here(lesson: Lesson) -> bool:
+    """Whether the current folder's exercises are this lesson's, by the command in their first lines."""
+    try:
+        return f"clearhead check {lesson.number}\n" in Path(EXERCISES).read_text("utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def in_notebook(name: str, lesson: Lesson, folder: Path) -> str | None:
+    """The learner's notebook or script (no check reads it) if it defines this name and the lesson itself does not."""
+    definition = re.compile(rf"^\s*(?:def|class) {re.escape(name)}\b", re.MULTILINE)
+    if definition.search(lesson.path.read_text("utf-8")):
+        return None
+    for suffix in (".ipynb", ".py"):
+        file = folder / f"{lesson.path.stem}{suffix}"
+        try:
+            text = file.read_text("utf-8")
+            if definition.search(_code(json.loads(text)) if suffix == ".ipynb" else text):
+                return file.name
+        except (OSError, ValueError, LookupError, TypeError):  # not there, or no notebook
+            continue
+    return None
+
+
+def _code(notebook: Any) -> str:
+    return "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
