@@ -16,6 +16,7 @@ def test_a_budget_is_the_plain_error_and_the_rounding_of_a_random_walk() -> None
     plain = EXACT.float() + torch.tensor([0.0, 0.25, 0.0])
     assert budget(EXACT, plain, terms=16) == pytest.approx(0.25 + 4 * torch.finfo(torch.float32).eps)
     assert budget(EXACT, EXACT.float(), terms=1, score=3) == pytest.approx(4 * torch.finfo(torch.float32).eps)
+    assert budget(EXACT, EXACT.float(), terms=1, size=8) == pytest.approx(8 * torch.finfo(torch.float32).eps)
     assert budget(EXACT[:0], EXACT[:0].float(), terms=1) == 0
     assert budget(torch.full((2,), -math.inf), torch.full((2,), -math.inf), terms=1) == 0
 

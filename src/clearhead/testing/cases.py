@@ -217,6 +217,26 @@ def _symmetric(B: int, H: int, T: int, S: int, g: torch.Generator) -> Made:
     return masks.symmetric_window(5), apart <= 2
 
 
+def _strided(B: int, H: int, T: int, S: int, g: torch.Generator) -> Made:
+    """Sparse Transformer: every seventh key, and the nearest ones."""
+    rule = masks.strided(7) & masks.causal() | masks.sliding_window(7)
+    return rule, reference.strided(T, S, 7) & _causal(T, S) | _window(T, S, 7)
+
+
+def _block_sparse(B: int, H: int, T: int, S: int, g: torch.Generator) -> Made:
+    """Another layout for each head; the last block is cut off by the end."""
+    n = S // 10 + 1
+    layout = torch.rand(1, H, n, n, generator=g) > 0.6
+    seen = [reference.block_sparse(T, S, of_head.tolist(), 10) for of_head in layout[0]]
+    return masks.block_sparse(layout.long(), 10), torch.stack(seen)[None]
+
+
+def _global_tokens(B: int, H: int, T: int, S: int, g: torch.Generator) -> Made:
+    """Longformer, causal: two tokens see and are seen from afar, beside a window."""
+    rule = (masks.global_tokens([0, 20]) | masks.symmetric_window(5)) & masks.causal()
+    return rule, (reference.global_tokens(T, S, [0, 20]) | _window(T, S, 3)) & _causal(T, S)
+
+
 def _dense(*which: int) -> Callable[[int, int, int, int, torch.Generator], Made]:
     def make(B: int, H: int, T: int, S: int, g: torch.Generator) -> Made:
         sizes = (*tuple(n if keep else 1 for n, keep in zip((B, H), which, strict=False)), T, S)
@@ -239,6 +259,9 @@ MASKS: dict[str, Callable[[int, int, int, int, torch.Generator], Made]] = {
     "documents per batch": _documents_per_batch,
     "prefix": _prefix,
     "sinks + window": _sinks_and_window,
+    "strided": _strided,
+    "block sparse": _block_sparse,
+    "global + window": _global_tokens,
     "outside a window": _outside,
     "dense (T, S)": _dense(),
     "dense (B, 1, T, S)": _dense(1, 0),
@@ -248,7 +271,7 @@ MASKS: dict[str, Callable[[int, int, int, int, torch.Generator], Made]] = {
         torch.zeros(T, S, dtype=torch.bool),
     ),
 }
-NEEDS_KEYS = {"documents", "documents per batch"}  # where every query is one of the keys
+NEEDS_KEYS = {"documents", "documents per batch", "block sparse"}  # where every query is one of the keys
 
 
 # --- what else stands between q·k and the softmax ----------------------------------------------------------

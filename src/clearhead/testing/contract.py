@@ -47,10 +47,17 @@ class Subject:
         T, S = self.size
         return torch.arange(T) + S - T if self.positions is None else self.positions
 
-    def agree(self, got: object, of: Callable[..., Tensor], what: str, *using: object, terms: int = 1) -> None:
+    def agree(
+        self, got: object, of: Callable[..., Tensor], what: str, *using: object, terms: int = 1, size: float = 0.0
+    ) -> None:
         """`got` is what `of` makes of the oracle, within the budget that `of` of the plain weights sets."""
         exact, plain = of(self.exact, *using), of(self.plain, *using)
-        assert_close(got, exact, plain, terms=self.terms + terms, score=self.score, what=what)
+        assert_close(got, exact, plain, terms=self.terms + terms, score=self.score, size=size, what=what)
+
+    def agree_on_entropy(self, got: object, what: str, *index: object) -> None:
+        """A weight rounded by δ moves -a ln a by |1 + ln a| δ: beside the entropy, the row's whole weight counts."""
+        whole = float(self.exact.sum(-1).max()) if self.exact.numel() else 0.0
+        self.agree(got, lambda a: _entropy(a[index]), what, terms=self.size[1], size=whole)
 
 
 Check = Callable[[Subject], None]
@@ -164,7 +171,7 @@ def selection_stays_lazy(subject: Subject) -> None:
         part = attn[index]
         _true(isinstance(part, AttentionMap), f"attn[{index}] is {type(part).__name__}, not a map")
         subject.agree(part.to_dense(), _at, f"attn[{index}].to_dense()", *index)
-        subject.agree(part.entropy(), lambda a, *i: _entropy(a[i]), f"attn[{index}].entropy()", *index)
+        subject.agree_on_entropy(part.entropy(), f"attn[{index}].entropy()", *index)
 
 
 @check
@@ -266,7 +273,7 @@ def rows_sum_to_at_most_1(subject: Subject) -> None:
 @check
 def entropy(subject: Subject) -> None:
     """-Σ A ln A, nats."""
-    subject.agree(subject.attn.entropy(), _entropy, "entropy()", terms=subject.size[1])
+    subject.agree_on_entropy(subject.attn.entropy(), "entropy()", ...)
 
 
 @check
@@ -347,7 +354,6 @@ def statistics(subject: Subject) -> None:
     got = subject.attn.statistics()
     here = (at >= 0) & (at < S)
     of: dict[str, Callable[[Tensor], Tensor]] = {
-        "entropy": _entropy,
         "distance": lambda a: _distance(a, at),
         "to_first": lambda a: a[..., 0] if S else a.new_zeros(a.shape[:-1]),
         "to_self": lambda a: _pad(a)[..., torch.arange(T), torch.where(here, at, S)],
@@ -355,7 +361,8 @@ def statistics(subject: Subject) -> None:
         "received": _received,
         "received_peak": lambda a: a.amax(-2) if T else a.new_zeros((*a.shape[:-2], S)),
     }
-    _same(sorted(of), sorted(f.name for f in fields(Statistics)), "fields of Statistics")
+    _same(sorted([*of, "entropy"]), sorted(f.name for f in fields(Statistics)), "fields of Statistics")
+    subject.agree_on_entropy(got.entropy, "statistics().entropy", ...)
     for name, oracle in of.items():
         subject.agree(getattr(got, name), oracle, f"statistics().{name}", terms=max(T, S))
 
@@ -375,7 +382,7 @@ def tile_size_changes_nothing(subject: Subject) -> None:
     T, S = subject.size
     with tile_size(T // 2 + 1, S // 4 + 1):
         fresh = subject.make()
-        subject.agree(fresh.entropy(), _entropy, "entropy() in other tiles", terms=S)
+        subject.agree_on_entropy(fresh.entropy(), "entropy() in other tiles", ...)
         subject.agree(fresh.received(), _received, "received() in other tiles", terms=T)
         subject.agree(fresh.to_dense(), _at, "to_dense() in other tiles", ...)
 
