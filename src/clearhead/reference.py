@@ -7,6 +7,7 @@ a formula, no tiles, no rules, no caching. Axes (B, H, T, D) as in notation.md; 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,28 +15,44 @@ from torch import Tensor
 # --- masks as dense tensors, (T, S) bool --------------------------------------------------------------------------
 
 
+def pairs(T: int, S: int, seen: Callable[[int, int], bool]) -> Tensor:
+    """Each pair on its own, by the positions of query and key; query t is token t + S - T."""
+    return torch.tensor([[seen(t + S - T, s) for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(T, S)
+
+
 def causal(T: int, S: int) -> Tensor:
     """s <= t + S - T."""
-    return torch.tensor([[s <= t + S - T for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(T, S)
+    return pairs(T, S, lambda t, s: s <= t)
 
 
 def causal_upper_left(T: int, S: int) -> Tensor:
     """s <= t."""
-    return torch.tensor([[s <= t for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(T, S)
+    return pairs(T, S, lambda t, s: s <= t - S + T)
 
 
 def sliding_window(T: int, S: int, width: int) -> Tensor:
     """0 <= t + S - T - s < width: a window counts the query itself."""
-    return torch.tensor([[0 <= t + S - T - s < width for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(
-        T, S
-    )
+    return pairs(T, S, lambda t, s: 0 <= t - s < width)
 
 
 def documents(T: int, S: int, ids: list[int]) -> Tensor:
-    """Query and key in one document; query t is token t + S - T."""
-    return torch.tensor([[ids[t + S - T] == ids[s] for s in range(S)] for t in range(T)], dtype=torch.bool).reshape(
-        T, S
-    )
+    """Query and key in one document."""
+    return pairs(T, S, lambda t, s: ids[t] == ids[s])
+
+
+def strided(T: int, S: int, stride: int) -> Tensor:
+    """Keys a multiple of the stride away."""
+    return pairs(T, S, lambda t, s: abs(t - s) % stride == 0)
+
+
+def block_sparse(T: int, S: int, layout: list[list[bool]], block: int) -> Tensor:
+    """What the layout says of the blocks in which query and key stand."""
+    return pairs(T, S, lambda t, s: layout[t // block][s // block])
+
+
+def global_tokens(T: int, S: int, indices: list[int]) -> Tensor:
+    """Query or key is one of them."""
+    return pairs(T, S, lambda t, s: t in indices or s in indices)
 
 
 # --- attention -----------------------------------------------------------------------------------------------------
@@ -125,3 +142,14 @@ def alibi(slopes: Tensor, T: int, S: int) -> Tensor:
     """slope_h · (s - t - (S - T)), (H, T, S). Press, Smith, Lewis 2022."""
     back = torch.tensor([[s - t - (S - T) for s in range(S)] for t in range(T)], dtype=slopes.dtype).reshape(T, S)
     return slopes[:, None, None] * back
+
+
+def rotary(x: Tensor, *, dim: int, base: float = 10000.0, interleaved: bool = False) -> Tensor:
+    """Pair i of x (…, T, D), turned by t · base^(-2i / dim); pairs are (2i, 2i + 1) or (i, i + dim / 2). Su 2021."""
+    turned = x.clone()
+    for i in range(dim // 2):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + dim // 2)
+        angle = torch.tensor([t * base ** (-2 * i / dim) for t in range(x.shape[-2])], dtype=x.dtype)
+        turned[..., a] = x[..., a] * angle.cos() - x[..., b] * angle.sin()
+        turned[..., b] = x[..., a] * angle.sin() + x[..., b] * angle.cos()
+    return turned
