@@ -15,7 +15,8 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from clearhead import DTypeError, ShapeError, masks, reference
 from clearhead.masks import Coverage, MaskRule
 
-WINDOW = json.loads((Path(__file__).parent / "data" / "defs.json").read_text())["window"]
+DEFS = json.loads((Path(__file__).parent / "data" / "defs.json").read_text())
+WINDOW, SINK = DEFS["window"], DEFS["sink"]
 B, H = 2, 3
 
 
@@ -30,6 +31,8 @@ def simple_rules(T: int, S: int) -> dict[str, MaskRule]:
         "first": masks.first_tokens(2),
         "first, per batch": masks.first_tokens(torch.tensor([0, 3])),
         "prefix": masks.prefix(2),
+        "strided": masks.strided(3),
+        "global": masks.global_tokens([1, 5, 6]),
         "padded keys": masks.padding(keys=torch.rand(B, S, generator=g) > 0.5),
         "padded queries": masks.padding(queries=torch.rand(B, T, generator=g) > 0.5),
         "dense": masks.dense(torch.rand(T, S, generator=g) > 0.5),
@@ -40,6 +43,8 @@ def simple_rules(T: int, S: int) -> dict[str, MaskRule]:
     }
     if T <= S:
         rules["documents"] = masks.documents(torch.randint(0, 3, (S,), generator=g))
+        rules["block sparse"] = masks.block_sparse(torch.rand(5, 5, generator=g) > 0.5, 2)
+        rules["block sparse, per head"] = masks.block_sparse(torch.rand(1, H, 4, 4, generator=g) > 0.5, 3)
         rules["documents, per batch"] = masks.documents(torch.randint(0, 3, (B, S), generator=g).sort(-1).values)
     return rules
 
@@ -59,7 +64,7 @@ rule_trees = st.recursive(
 
 def grow(tree: object, rules: dict[str, MaskRule]) -> MaskRule:
     if isinstance(tree, str):
-        return rules.get(tree, masks.causal())  # documents where T > S
+        return rules.get(tree, masks.causal())  # documents and layouts where T > S
     assert isinstance(tree, tuple)
     if tree[0] == "~":
         return ~grow(tree[1], rules)
@@ -106,7 +111,7 @@ def test_a_bound_rule_is_a_flex_attention_mask_mod(name: str, shape: tuple[int, 
     T, S = shape
     rules = simple_rules(T, S)
     if name not in rules:
-        pytest.skip("documents need T <= S")
+        pytest.skip("documents and layouts need T <= S")
     rule = rules[name] & ~masks.first_tokens(1) | rules[name]
     assert torch.equal(create_mask(rule.bind(T, S), B, H, T, S, device="cpu"), dense_of(rule, T, S))
 
@@ -126,6 +131,8 @@ def test_rules_agree_with_the_textbook(T: int, S: int) -> None:
     assert torch.equal(dense_of(masks.causal(), T, S)[0, 0], reference.causal(T, S))
     assert torch.equal(dense_of(masks.causal_upper_left(), T, S)[0, 0], reference.causal_upper_left(T, S))
     assert torch.equal(dense_of(masks.sliding_window(3), T, S)[0, 0], reference.sliding_window(T, S, 3))
+    assert torch.equal(dense_of(masks.strided(2), T, S)[0, 0], reference.strided(T, S, 2))
+    assert torch.equal(dense_of(masks.global_tokens([3, 1]), T, S)[0, 0], reference.global_tokens(T, S, [1, 3]))
 
 
 def test_trap_06_one_query_against_five_cached_keys_sees_all() -> None:
@@ -142,13 +149,64 @@ def test_trap_16_a_window_counts_the_query_itself() -> None:
 def test_trap_16_window_counts(key: str) -> None:
     n, w = (int(part.split("=")[1]) for part in key.split(","))
     seen = dense_of(masks.sliding_window(w), n, n)[0, 0]
-    assert int(seen.sum()) == WINDOW["causal_nnz"][key] == n * w - w * (w - 1) // 2
+    counts = (int(seen.sum()), masks.sliding_window(w).bind(n, n).count(), n * w - w * (w - 1) // 2)
+    assert counts == (WINDOW["causal_nnz"][key],) * 3
 
 
 @pytest.mark.parametrize("key", WINDOW["symmetric_nnz"])
 def test_symmetric_window_counts(key: str) -> None:
     n, w = (int(part.split("=")[1]) for part in key.split(","))
-    assert int(dense_of(masks.symmetric_window(w), n, n)[0, 0].sum()) == WINDOW["symmetric_nnz"][key]
+    rule = masks.symmetric_window(w)
+    assert int(dense_of(rule, n, n)[0, 0].sum()) == rule.bind(n, n).count() == WINDOW["symmetric_nnz"][key]
+
+
+@pytest.mark.parametrize("layers", WINDOW["layers_vs_reach_w4"])
+def test_windows_reach_further_layer_by_layer(layers: str) -> None:
+    """1 + L (W - 1) keys, the query included."""
+    seen = dense_of(masks.sliding_window(4), 40, 40)[0, 0].double()
+    reach = torch.linalg.matrix_power(seen, int(layers))[-1]
+    assert int((reach > 0).sum()) == WINDOW["layers_vs_reach_w4"][layers] == 1 + int(layers) * 3
+
+
+@given(tree=rule_trees, T=st.integers(0, 9), S=st.integers(0, 9), leaf=st.integers(1, 4))
+def test_counts_are_those_of_the_dense_mask(tree: object, T: int, S: int, leaf: int) -> None:
+    rule = grow(tree, simple_rules(T, S))
+    seen, before = dense_of(rule, T, S), masks.rule.LEAF
+    masks.rule.LEAF = leaf  # else so small a mask would be looked at pair by pair
+    try:
+        for batch in range(B):
+            assert rule.bind(T, S).count(batch=batch, head=2) == int(seen[batch, 2].sum())
+    finally:
+        masks.rule.LEAF = before
+
+
+@given(tree=rule_trees, T=st.integers(0, 9), S=st.integers(0, 9), rows=st.integers(1, 4), cols=st.integers(1, 4))
+def test_blocks_are_counted_as_one_by_one(tree: object, T: int, S: int, rows: int, cols: int) -> None:
+    bound = grow(tree, simple_rules(T, S)).bind(T, S)
+    at = [
+        (slice(t, min(t + rows, T)), slice(s, min(s + cols, S))) for t in range(0, T, rows) for s in range(0, S, cols)
+    ]
+    assert bound.count_blocks(rows, cols) == sum(bound.block(*block) is not Coverage.EMPTY for block in at)
+
+
+def test_counting_a_long_window_looks_at_few_blocks() -> None:
+    asked = 0
+
+    class Counted(masks.Band):
+        def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+            nonlocal asked
+            asked += 1
+            return super().coverage(rows, cols, T, S)
+
+    n = 1 << 17  # 17 billion pairs
+    assert Counted(0, 1024, "window").bind(n, n).count() == n * 1024 - 1024 * 1023 // 2
+    assert asked < 30 * n // masks.rule.LEAF
+
+
+def test_sinks_and_a_window() -> None:
+    """StreamingLLM's cache: four sinks and the last four tokens."""
+    rule = masks.first_tokens(4) & masks.causal() | masks.sliding_window(4)
+    assert dense_of(rule, 12, 12)[0, 0, -1].nonzero().squeeze(-1).tolist() == SINK["last_row_n12_s4_w4"]
 
 
 def test_trap_10_a_rule_makes_no_copy_per_head() -> None:
@@ -192,6 +250,14 @@ def test_zeros_and_ones_are_bools() -> None:
         ),
         (lambda: masks.dense([[True]]), DTypeError, "got list"),  # type: ignore[arg-type]
         (lambda: masks.causal() & "x", DTypeError, "got str"),  # type: ignore[operator]
+        (lambda: masks.strided(0), ShapeError, r"strided\(stride=0\): expected an integer >= 1"),
+        (lambda: masks.block_sparse(torch.ones(2, 2), 4), DTypeError, "expected a bool or 0/1 integer tensor"),
+        (lambda: masks.block_sparse(torch.ones(3, 2, 2).bool(), 4), ShapeError, r"\(1, H, R, C\) for one layout per"),
+        (lambda: masks.block_sparse(torch.ones(2, 2).bool(), 0), ShapeError, r"block_sparse\(block=0\)"),
+        (lambda: masks.global_tokens(3), ShapeError, r"expected a list of positions, .* got int"),  # type: ignore[arg-type]
+        (lambda: masks.global_tokens([0, -1]), ShapeError, r"global_tokens\(index=-1\): expected an integer >= 0"),
+        (lambda: masks.global_tokens(torch.tensor([0.5])), ShapeError, r"index=0.5\)"),
+        (lambda: masks.causal().bind(4, 4).count_blocks(0, 2), ShapeError, r"count_blocks\(rows=0\)"),
     ],
 )
 def test_bad_rules_are_refused(call: object, error: type[Exception], message: str) -> None:
@@ -211,6 +277,8 @@ def test_bad_rules_are_refused(call: object, error: type[Exception], message: st
             r"padding\(queries=...\): expected shape \(2, 4\)",
         ),
         (masks.documents(torch.zeros(4, dtype=torch.long)), r"expected shape \(6,\) or \(2, 6\)"),
+        (masks.block_sparse(torch.ones(2, 3).bool(), 2), r"with 6 keys, .* expected at least \(3, 3\) blocks"),
+        (masks.block_sparse(torch.ones(1, 2, 9, 9).bool(), 2), r"2 batch entries and 3 heads: .*\(1, 3, …\) per head"),
         (masks.first_tokens(torch.tensor([1])), r"one count per batch entry means shape \(2,\)"),
         (
             masks.dense(torch.ones(6, 4, dtype=torch.bool)),

@@ -24,6 +24,9 @@ def test_masks_by_hand() -> None:
         [0, 0, 1, 1],
     ]
     assert reference.documents(2, 3, [0, 1, 1]).int().tolist() == [[0, 1, 1], [0, 1, 1]]
+    assert reference.strided(3, 4, 2).int().tolist() == [[0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
+    assert reference.block_sparse(2, 3, [[True, False], [True, True]], 2).int().tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert reference.global_tokens(2, 3, [2]).int().tolist() == [[0, 0, 1], [1, 1, 1]]
     assert reference.causal(0, 3).shape == (0, 3)
     assert reference.causal(3, 0).shape == (3, 0)
 

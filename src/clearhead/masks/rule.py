@@ -1,0 +1,283 @@
+"""What a mask rule is: which pairs it allows, what it leaves of a block, how rules combine; and a tensor as a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import check_broadcast, check_count, describe, read_broadcast
+from clearhead._watch import HoldsTensors
+from clearhead.errors import DTypeError, ShapeError
+
+LEAF = 128  # pairs a side: where counting visible pairs looks at every pair
+
+
+class Coverage(IntEnum):
+    """How much of a block of (query, key) pairs a rule lets through; MIXED may also mean "not known cheaply"."""
+
+    EMPTY = 0
+    MIXED = 1
+    FULL = 2
+
+
+class MaskRule(HoldsTensors):
+    """Which (query, key) pairs may attend. Subclasses say `allows`, and where they can, `coverage`."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        """Whether query `q` of batch `b`, head `h` may attend to key `k`: bool, broadcastable to the indices' shape.
+
+        The indices broadcast together; all are 0-d where FlexAttention asks. A dimension that the rule ignores stays 1.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define allows(b, h, q, k, T, S)")
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        """Whether the block rows × cols is empty, full or mixed, for every batch and head at once."""
+        return Coverage.MIXED
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        """Raise ShapeError where tensors inside the rule do not fit an attention of this size."""
+
+    @property
+    def per_head(self) -> bool:
+        """Whether heads may see different keys."""
+        return False
+
+    def bind(self, T: int, S: int) -> BoundMask:
+        """The rule for T queries and S keys: a FlexAttention `mask_mod` that also gives tiles and block coverage."""
+        return BoundMask(self, T, S)
+
+    def draw(self, T: int, S: int, *, batch: int = 0, head: int = 0) -> str:
+        """The mask of one batch entry and head as text, ■ for visible; cost O(T·S) characters."""
+        tile = self.bind(T, S).tile(slice(0, T), slice(0, S), torch.tensor([batch]), torch.tensor([head]))
+        return "\n".join(" ".join("■" if seen else "⬚" for seen in row) for row in tile.expand(1, 1, T, S)[0, 0])
+
+    def __and__(self, other: MaskRule) -> MaskRule:
+        return Both(self, as_rule(other))
+
+    def __or__(self, other: MaskRule) -> MaskRule:
+        return Either(self, as_rule(other))
+
+    def __invert__(self) -> MaskRule:
+        return Not(self)
+
+
+@dataclass(frozen=True)
+class BoundMask:
+    """A rule with its sizes. Calling it is FlexAttention's `mask_mod(b, h, q_idx, kv_idx)`.
+
+    >>> from clearhead.masks import causal
+    >>> mask_mod = causal().bind(2, 5)
+    >>> bool(mask_mod(torch.tensor(0), torch.tensor(0), torch.tensor(0), torch.tensor(4)))
+    False
+    """
+
+    rule: MaskRule
+    T: int
+    S: int
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.rule.allows(b, h, q, k, self.T, self.S)
+
+    def tile(self, rows: slice, cols: slice, batches: Tensor, heads: Tensor) -> Tensor:
+        """The mask of a block, bool, (B or 1, H or 1, t, s): dimensions that the rule ignores stay 1."""
+        b, h, q, k = block_indices(rows, cols, batches, heads)
+        seen = self(b, h, q, k)
+        return seen.expand(seen.shape[0], seen.shape[1], q.shape[2], k.shape[3])
+
+    def block(self, rows: slice, cols: slice) -> Coverage:
+        """Whether the block is empty, full or mixed; an empty range of rows or columns is EMPTY."""
+        if rows.start >= rows.stop or cols.start >= cols.stop:
+            return Coverage.EMPTY
+        return self.rule.coverage(rows, cols, self.T, self.S)
+
+    def count(self, *, batch: int = 0, head: int = 0) -> int:
+        """How many (query, key) pairs of one batch entry and head are visible.
+
+        Cost: blocks known to be empty or full are not looked into, so a causal mask or a window takes O(T + S).
+
+        >>> from clearhead.masks import sliding_window
+        >>> sliding_window(1024).bind(131072, 131072).count()
+        133693952
+        """
+        at = torch.tensor([batch]), torch.tensor([head])
+        return sum(
+            _length(rows) * _length(cols) if coverage is Coverage.FULL else int(self.tile(rows, cols, *at).sum())
+            for rows, cols, coverage in self._regions(slice(0, self.T), slice(0, self.S), (LEAF, LEAF))
+        )
+
+    def count_blocks(self, rows: int, cols: int) -> int:
+        """How many blocks of rows × cols pairs are not known to be empty: work over tiles is proportional to it.
+
+        >>> from clearhead.masks import causal
+        >>> causal().bind(4096, 4096).count_blocks(128, 128)  # of 1,024
+        528
+        """
+        for name, size in (("rows", rows), ("cols", cols)):
+            check_count("count_blocks", name, size, at_least=1)
+        found = self._regions(slice(0, self.T), slice(0, self.S), (rows, cols))
+        return sum(-(-_length(r) // rows) * -(-_length(c) // cols) for r, c, _ in found)
+
+    def _regions(self, rows: slice, cols: slice, size: tuple[int, int]) -> Iterator[tuple[slice, slice, Coverage]]:
+        """A region in full parts of any size and mixed ones of `size`; quarter by quarter, empty ones left out."""
+        coverage = self.block(rows, cols)
+        if coverage is Coverage.EMPTY:
+            return
+        if coverage is Coverage.FULL or (_length(rows) <= size[0] and _length(cols) <= size[1]):
+            yield rows, cols, coverage
+            return
+        for part, other in product(_halves(rows, size[0]), _halves(cols, size[1])):
+            yield from self._regions(part, other, size)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _halves(part: slice, size: int) -> list[slice]:
+    """A range cut near its middle, at a multiple of `size` from its start."""
+    middle = part.start + -(-_length(part) // size) // 2 * size
+    return [slice(part.start, middle), slice(middle, part.stop)]
+
+
+def block_indices(rows: slice, cols: slice, batches: Tensor, heads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four index tensors of a block, each with its own axis of (B, H, t, s)."""
+    q = torch.arange(rows.start, rows.stop, device=batches.device)
+    k = torch.arange(cols.start, cols.stop, device=batches.device)
+    return batches[:, None, None, None], heads[None, :, None, None], q[None, None, :, None], k[None, None, None, :]
+
+
+# --- combinations: Kleene's three-valued logic on coverage, with MIXED as "unknown" ---------------------------------
+
+
+@dataclass(frozen=True)
+class Pair(MaskRule):
+    """Two rules, combined."""
+
+    left: MaskRule
+    right: MaskRule
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        self.left.check(B, H, T, S)
+        self.right.check(B, H, T, S)
+
+    @property
+    def per_head(self) -> bool:
+        return self.left.per_head or self.right.per_head
+
+
+class Both(Pair):
+    """Visible where both rules say so."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return self.left.allows(b, h, q, k, T, S) & self.right.allows(b, h, q, k, T, S)
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        return min(self.left.coverage(rows, cols, T, S), self.right.coverage(rows, cols, T, S))
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} & {self.right!r})"
+
+
+class Either(Pair):
+    """Visible where at least one rule says so."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return self.left.allows(b, h, q, k, T, S) | self.right.allows(b, h, q, k, T, S)
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        return max(self.left.coverage(rows, cols, T, S), self.right.coverage(rows, cols, T, S))
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} | {self.right!r})"
+
+
+@dataclass(frozen=True)
+class Not(MaskRule):
+    """Visible where the rule says it is not."""
+
+    rule: MaskRule
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return ~self.rule.allows(b, h, q, k, T, S)
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        return Coverage(Coverage.FULL - self.rule.coverage(rows, cols, T, S))
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        self.rule.check(B, H, T, S)
+
+    @property
+    def per_head(self) -> bool:
+        return self.rule.per_head
+
+    def __repr__(self) -> str:
+        return f"~{self.rule!r}"
+
+
+# --- a tensor as a rule ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(MaskRule):
+    """A mask that somebody already has as a tensor."""
+
+    mask: Tensor  # (B or 1, H or 1, T or 1, S or 1) bool
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return read_broadcast(self.mask.to(k.device), b, h, q, k)
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        rows, cols = (part if n > 1 else slice(None) for part, n in zip((rows, cols), self.mask.shape[2:], strict=True))
+        return share(self.mask[:, :, rows, cols])
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        check_broadcast("a mask tensor", self.mask, (B, H, T, S))
+
+    @property
+    def per_head(self) -> bool:
+        return self.mask.shape[1] > 1
+
+    def __repr__(self) -> str:
+        return f"dense({tuple(self.mask.shape)})"
+
+
+def dense(mask: Tensor) -> MaskRule:
+    """A bool (or 0/1) tensor as a rule: (T, S), (1 or B, 1 or H, T, S). A (B, T, S) tensor is refused, since it could
+    mean batches or heads; a (B, S) padding mask is taken by name only (`padding(keys=...)`).
+
+    >>> print(dense(torch.tensor([[1, 0], [1, 1]])).draw(2, 2))
+    ■ ⬚
+    ■ ■
+    """
+    if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.is_complex():
+        raise DTypeError(
+            f"dense(mask): expected a bool or 0/1 integer tensor, got {describe(mask)}."
+            " A float mask is added to the scores: pass it as a bias."
+        )
+    if mask.ndim not in (2, 4):
+        raise ShapeError(
+            f"dense(mask): expected (T, S) or (B, H, T, S), got {tuple(mask.shape)}. Write (B, 1, T, S) for one mask"
+            " per batch entry, (1, H, T, S) for one per head, padding(keys=mask) for a (B, S) padding mask."
+        )
+    return Dense(mask.bool().expand((1,) * (4 - mask.ndim) + tuple(mask.shape)))
+
+
+def as_rule(mask: MaskRule | Tensor) -> MaskRule:
+    """A rule as it is, a tensor as `dense(tensor)`."""
+    if isinstance(mask, MaskRule):
+        return mask
+    if isinstance(mask, Tensor):
+        return dense(mask)
+    raise DTypeError(f"expected a mask rule (clearhead.masks) or a bool tensor, got {describe(mask)}.")
+
+
+def share(flags: Tensor) -> Coverage:
+    """Whether all of the flags are set, or none."""
+    if bool(flags.all()):
+        return Coverage.FULL
+    return Coverage.MIXED if bool(flags.any()) else Coverage.EMPTY

@@ -1,0 +1,118 @@
+"""Rules about what a batch holds: padded tokens, and packed documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import describe
+from clearhead.errors import ShapeError
+from clearhead.masks.rule import Coverage, MaskRule, share
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(MaskRule):
+    """Only real tokens are seen, and only real queries see."""
+
+    keys: Tensor | None  # (B, S) bool
+    queries: Tensor | None  # (B, T) bool
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        seen = torch.ones((1,) * k.ndim, dtype=torch.bool, device=k.device)
+        if self.keys is not None:
+            seen = seen & self.keys.to(k.device)[b, k]
+        return seen if self.queries is None else seen & self.queries.to(k.device)[b, q]
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        parts = [real[:, part] for real, part in ((self.keys, cols), (self.queries, rows)) if real is not None]
+        return min(map(share, parts))
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        for name, real, size in (("keys", self.keys, S), ("queries", self.queries, T)):
+            if real is not None and real.shape != (B, size):
+                raise ShapeError(
+                    f"padding({name}=...): expected shape ({B}, {size}), one flag per token, got {tuple(real.shape)}."
+                )
+
+    def __repr__(self) -> str:
+        parts = [f"{n}={tuple(t.shape)}" for n, t in (("keys", self.keys), ("queries", self.queries)) if t is not None]
+        return f"padding({', '.join(parts)})"
+
+
+def padding(keys: Tensor | None = None, queries: Tensor | None = None) -> MaskRule:
+    """Padding by name: `keys` (B, S) and `queries` (B, T), True or 1 where the token is real.
+
+    A padded key is seen by nobody; a padded query sees nothing, so it has weights 0 and is left out of averages.
+
+    >>> from clearhead.masks import causal
+    >>> print((causal() & padding(keys=torch.tensor([[0, 1, 1]]))).draw(3, 3))
+    ⬚ ⬚ ⬚
+    ⬚ ■ ⬚
+    ⬚ ■ ■
+    """
+    if keys is None and queries is None:
+        raise ShapeError("padding() needs keys=, queries= or both: (B, S) and (B, T), True where the token is real.")
+    return Padding(_flags("keys", keys), _flags("queries", queries))
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(MaskRule):
+    """Visible iff query and key lie in the same document."""
+
+    ids: Tensor  # (S,) or (B, S)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        ids = self.ids.to(k.device)
+        if ids.ndim == 1:
+            return ids[q + S - T] == ids[k]
+        return ids[b, q + S - T] == ids[b, k]
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        of_rows = self.ids[..., rows.start + S - T : rows.stop + S - T]
+        of_cols = self.ids[..., cols]
+        low_r, high_r = of_rows.amin(-1), of_rows.amax(-1)
+        low_c, high_c = of_cols.amin(-1), of_cols.amax(-1)
+        if bool(((high_r < low_c) | (high_c < low_r)).all()):
+            return Coverage.EMPTY
+        one = (low_r == high_r) & (low_c == high_c) & (low_r == low_c)
+        return Coverage.FULL if bool(one.all()) else Coverage.MIXED
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        if T > S:
+            raise ShapeError(f"documents(ids): {T} queries but only {S} keys; a query must be one of the keys.")
+        if self.ids.shape not in ((S,), (B, S)):
+            raise ShapeError(
+                f"documents(ids): expected shape ({S},) or ({B}, {S}), a document number per key,"
+                f" got {tuple(self.ids.shape)}."
+            )
+
+    def __repr__(self) -> str:
+        return f"documents({tuple(self.ids.shape)})"
+
+
+def documents(ids: Tensor) -> MaskRule:
+    """Packed sequences: a query sees the keys of its own document. `ids` (S,) or (B, S), a number per token.
+
+    >>> from clearhead.masks import causal
+    >>> print((documents(torch.tensor([0, 0, 1, 1])) & causal()).draw(4, 4))
+    ■ ⬚ ⬚ ⬚
+    ■ ■ ⬚ ⬚
+    ⬚ ⬚ ■ ⬚
+    ⬚ ⬚ ■ ■
+    """
+    if not isinstance(ids, Tensor) or ids.ndim not in (1, 2) or ids.is_floating_point():
+        raise ShapeError(f"documents(ids): expected an integer tensor (S,) or (B, S), got {describe(ids)}.")
+    return Documents(ids)
+
+
+def _flags(name: str, real: Tensor | None) -> Tensor | None:
+    if real is None:
+        return None
+    if not isinstance(real, Tensor) or real.ndim != 2 or real.is_floating_point():
+        raise ShapeError(
+            f"padding({name}=...): expected a bool or 0/1 tensor (B, tokens), True where the token is real,"
+            f" got {describe(real)}."
+        )
+    return real.bool()
