@@ -7,7 +7,12 @@ import importlib
 from clearhead.learn.exercise import Exercise
 
 # Lesson -> the names of its exercises, in order; they are in the module lesson<N>, as EXERCISES.
-NAMES: dict[int, tuple[str, ...]] = {}
+NAMES: dict[int, tuple[str, ...]] = {
+    2: ("dot_scores", "softmax", "context_vectors"),
+    3: ("scaled_weights", "attention", "SelfAttention"),
+    4: ("causal_weights", "drop_weights", "CausalAttention"),
+    5: ("split_heads", "merge_heads", "MultiHeadAttention"),
+}
 
 
 def module_of(lesson: int) -> str:

@@ -1,0 +1,490 @@
+"""Each check refuses what people typically write wrong, in words of the idea, and takes right answers of any making."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.learn.exercise import Exercise, Wrong
+from clearhead.learn.exercises import NAMES, exercises_of
+
+EXERCISES: dict[str, Exercise] = {e.name: e for lesson in NAMES for e in exercises_of(lesson)}
+Right = dict[str, Any]  # what is special about it -> the answer, or a layer's forward
+Wrongs = dict[str, tuple[str, Any]]  # what is wrong with it -> words of the message, and the answer
+RIGHT: dict[str, Right] = {}
+WRONG: dict[str, Wrongs] = {}
+
+
+def softmax(scores: Tensor, dim: int = -1) -> Tensor:
+    return torch.softmax(scores, dim)
+
+
+def weights(q: Tensor, k: Tensor, factor: float | None = None, dim: int = -1) -> Tensor:
+    return softmax(q @ k.mT * (q.shape[-1] ** -0.5 if factor is None else factor), dim)
+
+
+def later(T: int, first: int = 1) -> Tensor:
+    return torch.ones(T, T, dtype=torch.bool).triu(first)
+
+
+def hide(scores: Tensor, hidden: Tensor | None = None, low: float = -math.inf) -> Tensor:
+    return scores.masked_fill(later(scores.shape[-1]) if hidden is None else hidden, low)
+
+
+def normalised(e: Tensor) -> Tensor:
+    return e / e.sum(-1, keepdim=True)
+
+
+# --- lesson 2 ------------------------------------------------------------------------------------------------------
+
+
+def dots_by_loops(x: Tensor) -> Tensor:
+    return torch.tensor([[sum(float(a) * float(b) for a, b in zip(q, k, strict=True)) for k in x] for q in x])
+
+
+RIGHT["dot_scores"] = {
+    "loops": dots_by_loops,
+    "einsum": lambda x: torch.einsum("td,sd->ts", x, x),
+    "multiplied and summed": lambda x: (x[:, None] * x[None]).sum(-1),
+}
+WRONG["dot_scores"] = {
+    "of columns": ("compares the columns", lambda x: x.T @ x),
+    "with a softmax": ("weights already", lambda x: softmax(x @ x.T)),
+    "scaled": ("Not yet", lambda x: x @ x.T / x.shape[1] ** 0.5),
+    "of unit vectors": ("cosine", lambda x: F.normalize(x, dim=1) @ F.normalize(x, dim=1).T),
+    "distances": ("distances", lambda x: torch.cdist(x, x)),
+    "of earlier words": ("Only one triangle", lambda x: (x @ x.T).tril()),
+    "of others only": ("itself as well", lambda x: (x @ x.T) * (1 - torch.eye(len(x)))),
+    "twice as much": ("the numbers are not", lambda x: 2 * x @ x.T),
+    "of one word": ("The shape is", lambda x: x @ x[1]),
+}
+
+RIGHT["softmax"] = {
+    "PyTorch's": lambda scores: F.softmax(scores, dim=1),
+    "row by row": lambda scores: torch.stack([(r - r.max()).exp() / (r - r.max()).exp().sum() for r in scores]),
+    "logsumexp": lambda scores: torch.exp(scores - torch.logsumexp(scores, dim=-1, keepdim=True)),
+}
+WRONG["softmax"] = {
+    "over columns": ("Each column adds up to 1", lambda scores: softmax(scores, 0)),
+    "over everything": ("All weights together", lambda scores: scores.exp() / scores.exp().sum()),
+    "without exp": ("negative shares", normalised),
+    "without a sum": ("Divide each row by its sum", torch.exp),
+    "logarithms": ("logarithms", lambda scores: torch.log_softmax(scores, -1)),
+    "sums lined up with columns": (
+        "keepdim=True",
+        lambda s: s.exp() / s.exp().sum(-1) if s.shape[0] == s.shape[1] else softmax(s),
+    ),
+    "overflow": ("Large scores give NaN", lambda scores: normalised(scores.exp())),
+    "less the largest of all": ("not of the whole tensor", lambda s: normalised((s - s.max()).exp())),
+    "by another sum": ("adds up to", lambda scores: 2**scores / scores.exp().sum(-1, keepdim=True)),
+}
+
+
+def mixed_by_loops(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for t in range(len(x)):
+        shares = softmax(torch.stack([torch.dot(x[t], other) for other in x]))
+        for s in range(len(x)):
+            out[t] += shares[s] * x[s]
+    return out
+
+
+RIGHT["context_vectors"] = {
+    "loops": mixed_by_loops,
+    "fused": lambda x: F.scaled_dot_product_attention(x, x, x, scale=1.0),
+    "transposed as a whole": lambda x: (x.T @ softmax(x @ x.T, 0)).T,
+}
+WRONG["context_vectors"] = {
+    "only weights": ("now take it", lambda x: weights(x, x, 1)),
+    "weights turned": ("wrong way round", lambda x: weights(x, x, 1).T @ x),
+    "scaled": ("Not yet", lambda x: weights(x, x) @ x),
+    "mixed by scores": ("These are still scores", lambda x: x @ x.T @ x),
+    "of all alike": ("the same share", lambda x: x.mean(0).expand(len(x), -1)),
+    "softmax over all": ("All weights together", lambda x: softmax((x @ x.T).flatten()).view(len(x), -1) @ x),
+}
+
+# --- lesson 3 ------------------------------------------------------------------------------------------------------
+
+RIGHT["scaled_weights"] = {
+    "scaled before the product": lambda q, k: F.softmax((q / q.shape[1] ** 0.5) @ k.T, dim=1),
+    "einsum": lambda q, k: normalised((torch.einsum("id,jd->ij", q, k) * k.size(-1) ** -0.5).exp()),
+    "fused": lambda q, k: F.scaled_dot_product_attention(q, k, torch.eye(len(k))),
+}
+WRONG["scaled_weights"] = {
+    "no scale": ("are not scaled", lambda q, k: weights(q, k, 1)),
+    "scale inverted": ("multiplied by √d_k", lambda q, k: weights(q, k, q.shape[-1] ** 0.5)),
+    "by d_k": ("divided by d_k", lambda q, k: weights(q, k, 1 / q.shape[-1])),
+    "by the number of keys": ("another width", lambda q, k: weights(q, k, len(k) ** -0.5)),
+    "a width typed in": ("Take d_k from the input", lambda q, k: weights(q, k, 11**-0.5)),
+    "scaled too late": ("after the softmax", lambda q, k: weights(q, k, 1) / q.shape[-1] ** 0.5),
+    "softmax over queries": ("Each column adds up to 1", lambda q, k: weights(q, k, dim=0)),
+    "softmax over all": (
+        "All weights together",
+        lambda q, k: softmax((q @ k.T / q.shape[-1] ** 0.5).flatten()).view(len(q), -1),
+    ),
+    "keys that ask": ("roles are swapped", lambda q, k: weights(k, q)),
+    "only scores": ("still scores", lambda q, k: q @ k.T / q.shape[-1] ** 0.5),
+}
+
+
+def attention_by_loops(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    shares, out = torch.zeros(len(q), len(k)), torch.zeros(len(q), v.shape[1])
+    for t in range(len(q)):
+        for s in range(len(k)):
+            shares[t, s] = math.exp(float(q[t] @ k[s]) / math.sqrt(q.shape[1]))
+        shares[t] /= shares[t].sum()
+        for s in range(len(k)):
+            out[t] += shares[t, s] * v[s]
+    return out, shares
+
+
+RIGHT["attention"] = {
+    "loops": attention_by_loops,
+    "a batch of one": lambda q, k, v: ((weights(q[None], k[None]) @ v[None])[0], weights(q[None], k[None])[0]),
+}
+WRONG["attention"] = {
+    "the output alone": ("Give back two things", lambda q, k, v: weights(q, k) @ v),
+    "in the wrong order": ("wrong order", lambda q, k, v: (weights(q, k), weights(q, k) @ v)),
+    "weights twice": ("now take it", lambda q, k, v: (weights(q, k), weights(q, k))),
+    "keys mixed": ("The keys are mixed", lambda q, k, v: (weights(q, k) @ k, weights(q, k))),
+    "weights turned": ("applied the wrong way round", lambda q, k, v: (weights(q, k).T @ v, weights(q, k))),
+    "scale inverted": ("multiplied by √d_k", lambda q, k, v: ((w := weights(q, k, q.shape[-1] ** 0.5)) @ v, w)),
+    "of all alike": ("the same share", lambda q, k, v: (v.mean(0).expand(len(q), -1) + 0 * q[:, :1], weights(q, k))),
+}
+
+
+def projected(layer: Any, x: Tensor) -> list[Tensor]:
+    return [layer.W_query(x), layer.W_key(x), layer.W_value(x)]
+
+
+def one_head(layer: Any, x: Tensor, factor: float | None = None, dim: int = -1) -> Tensor:
+    q, k, v = projected(layer, x)
+    return weights(q, k, factor, dim) @ v
+
+
+def without_gradient(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return one_head(self, x)
+
+
+class WithBias(nn.Module):
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.W_query, self.W_key, self.W_value = nn.Linear(d_in, d_out), nn.Linear(d_in, d_out), nn.Linear(d_in, d_out)
+
+    forward = one_head
+
+
+class WithSizesTurned(WithBias):
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_out, d_in)
+
+
+class NoModule:
+    def __init__(self, d_in: int, d_out: int) -> None:
+        self.W_query = nn.Linear(d_in, d_out)
+
+
+RIGHT["SelfAttention"] = {
+    "fused": lambda self, x: F.scaled_dot_product_attention(*projected(self, x)),
+    "matrices": lambda self, x: weights(x @ self.W_query.weight.T, x @ self.W_key.weight.T) @ self.W_value(x),
+    "with a bias": WithBias,
+}
+WRONG["SelfAttention"] = {
+    "no scale": ("are not scaled", lambda self, x: one_head(self, x, 1)),
+    "by the width of the input": ("another width", lambda self, x: one_head(self, x, x.shape[-1] ** -0.5)),
+    "scale inverted": ("multiplied by √d_k", lambda self, x: one_head(self, x, self.W_key.out_features**0.5)),
+    "softmax over queries": ("Each column adds up to 1", lambda self, x: one_head(self, x, dim=0)),
+    "only weights": ("now take it", lambda self, x: weights(self.W_query(x), self.W_key(x))),
+    "input mixed": ("words themselves are mixed", lambda self, x: weights(self.W_query(x), self.W_key(x)) @ x),
+    "queries as keys": ("both from one", lambda self, x: weights(self.W_query(x), self.W_query(x)) @ self.W_value(x)),
+    "not projected": ("Project first", lambda self, x: weights(x, x) @ self.W_value(x)),
+    "keys that ask": ("roles are swapped", lambda self, x: weights(self.W_key(x), self.W_query(x)) @ self.W_value(x)),
+    "detached weights": (
+        "No gradient reaches W_query",
+        lambda self, x: weights(self.W_query(x), self.W_key(x)).detach() @ self.W_value(x),
+    ),
+    "no gradient": ("No gradient reaches W_query", without_gradient),
+    "sizes turned": ("needs W_query = nn.Linear", WithSizesTurned),
+    "no module": ("no nn.Module", NoModule),
+}
+
+# --- lesson 4 ------------------------------------------------------------------------------------------------------
+
+
+def row_by_row(scores: Tensor) -> Tensor:
+    out = torch.zeros_like(scores)
+    for t in range(len(scores)):
+        out[t, : t + 1] = softmax(scores[t, : t + 1])
+    return out
+
+
+RIGHT["causal_weights"] = {
+    "a mask that is added": lambda scores: softmax(scores + torch.full_like(scores, -math.inf).triu(1)),
+    "rows cut off": row_by_row,
+    "a very low number": lambda s: softmax(torch.where(torch.ones_like(s).tril() == 0, -1e9, s)),
+}
+WRONG["causal_weights"] = {
+    "no mask": ("what comes after them", softmax),
+    "mask turned": ("shows the future", lambda scores: softmax(hide(scores, later(len(scores)).T))),
+    "diagonal hidden": ("No word sees itself", lambda scores: softmax(hide(scores, later(len(scores), 0)))),
+    "one ahead": ("just the word to be guessed", lambda scores: softmax(hide(scores, later(len(scores), 2)))),
+    "zeroed after": ("its share is lost", lambda scores: softmax(scores).tril()),
+    "zeroed after, renormalised": ("Right for small scores", lambda scores: normalised(softmax(scores).tril())),
+    "scores set to 0": ("0 is an ordinary score", lambda scores: softmax(scores.tril())),
+    "scores set to -100": ("not low enough", lambda scores: softmax(hide(scores, low=-100.0))),
+    "infinity times 0": ("multiplied by 0", lambda scores: softmax(scores + later(len(scores)) * -math.inf)),
+    "softmax over queries": ("Each column adds up to 1", lambda scores: softmax(hide(scores), 0)),
+    "in place": ("in place", lambda scores: softmax(scores.masked_fill_(later(len(scores)), -math.inf))),
+    "a little future": ("what comes after them", lambda s: 0.9 * softmax(hide(s)) + 0.1 / len(s)),
+    "not normalised": ("still scores", lambda scores: hide(scores).exp()),
+}
+
+
+def kept(w: Tensor, p: float, *size: int) -> Tensor:
+    return torch.rand(size or w.shape) >= p
+
+
+RIGHT["drop_weights"] = {
+    "PyTorch's": F.dropout,
+    "Bernoulli": lambda w, p, training: w * torch.bernoulli(torch.full_like(w, 1 - p)) / (1 - p) if training else w,
+}
+WRONG["drop_weights"] = {
+    "always": ("dropped outside training", lambda w, p, training: F.dropout(w, p)),
+    "scaled outside": ("come back scaled", lambda w, p, training: w * kept(w, p) if training else w * (1 - p)),
+    "not scaled": ("not scaled up", lambda w, p, training: w * kept(w, p) if training else w),
+    "divided by p": ("divided by p", lambda w, p, training: w * kept(w, p) / p if training else w),
+    "keeps p": ("share p is kept", lambda w, p, training: w * ~kept(w, p) / p if training else w),
+    "renormalised": ("exactly 1", lambda w, p, training: normalised(w * kept(w, p)) if training else w),
+    "rows": ("Whole rows", lambda w, p, training: w * kept(w, p, len(w), 1) / (1 - p) if training else w),
+    "columns": (
+        "Whole rows or columns",
+        lambda w, p, training: w * kept(w, p, w.shape[1]) / (1 - p) if training else w,
+    ),
+    "never": ("Nothing is dropped", lambda w, p, training: w),
+    "a fixed seed": (
+        "draws anew",
+        lambda w, p, training: (
+            w * (torch.rand(w.shape, generator=torch.Generator().manual_seed(0)) >= p) / (1 - p) if training else w
+        ),
+    ),
+    "a factor typed in": ("multiplied by 2.000", lambda w, p, training: w * kept(w, p) * 2 if training else w),
+    "a share typed in": ("is dropped, with p", lambda w, p, training: F.dropout(w, 0.5, training)),
+}
+
+
+def causal(
+    self: Any,
+    x: Tensor,
+    hidden: Tensor | None = None,
+    factor: float | None = None,
+    dim: int = -1,
+    drop: Any = F.dropout,
+) -> Tensor:
+    q, k, v = projected(self, x)
+    scores = q @ k.mT * (k.shape[-1] ** -0.5 if factor is None else factor)
+    return drop(softmax(hide(scores, hidden), dim), self.dropout, self.training) @ v
+
+
+def undropped(w: Tensor, p: float, training: bool) -> Tensor:
+    return w
+
+
+def drops_scores(self: Any, x: Tensor) -> Tensor:
+    q, k, v = projected(self, x)
+    return softmax(hide(F.dropout(q @ k.mT / k.shape[-1] ** 0.5, self.dropout, self.training))) @ v
+
+
+class WithDropoutLayer(EXERCISES["CausalAttention"].solution):  # type: ignore[misc]
+    def __init__(self, d_in: int, d_out: int, dropout: float) -> None:
+        super().__init__(d_in, d_out, dropout)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.einsum("btd,bsd->bts", self.W_query(x), self.W_key(x)) / self.W_key.out_features**0.5
+        mask = torch.tril(torch.ones(x.shape[1], x.shape[1]))
+        return self.drop(torch.softmax(scores.masked_fill(mask == 0, float("-inf")), dim=-1)) @ self.W_value(x)
+
+
+RIGHT["CausalAttention"] = {
+    "fused": lambda self, x: F.scaled_dot_product_attention(
+        *projected(self, x), dropout_p=self.dropout * self.training, is_causal=True
+    ),
+    "text by text": lambda self, x: torch.stack([causal(self, text) for text in x]),
+    "a dropout layer": WithDropoutLayer,
+}
+WRONG["CausalAttention"] = {
+    "dropout in evaluation": (
+        "outside training",
+        lambda self, x: causal(self, x, drop=lambda w, p, _: F.dropout(w, p)),
+    ),
+    "no dropout": ("Nothing is dropped", lambda self, x: causal(self, x, drop=undropped)),
+    "dropout not scaled": (
+        "not scaled up",
+        lambda self, x: causal(self, x, drop=lambda w, p, training: w * kept(w, p) if training else w),
+    ),
+    "output dropped": (
+        "Something other than the weights",
+        lambda self, x: F.dropout(causal(self, x, drop=undropped), self.dropout, self.training),
+    ),
+    "input dropped": (
+        "Something other than the weights",
+        lambda self, x: causal(self, F.dropout(x, self.dropout, self.training), drop=undropped),
+    ),
+    "scores dropped": ("exactly 1", drops_scores),
+    "looks ahead": ("what comes after them", lambda self, x: causal(self, x, torch.tensor(False))),
+    "mask turned": ("shows the future", lambda self, x: causal(self, x, later(x.shape[1]).T)),
+    "diagonal hidden": ("No word sees itself", lambda self, x: causal(self, x, later(x.shape[1], 0))),
+    "one ahead": ("just the word to be guessed", lambda self, x: causal(self, x, later(x.shape[1], 2))),
+    "no scale": ("are not scaled", lambda self, x: causal(self, x, factor=1)),
+    "by the width of the input": ("another width", lambda self, x: causal(self, x, factor=x.shape[-1] ** -0.5)),
+    "softmax over queries": ("Each column adds up to 1", lambda self, x: causal(self, x, dim=1)),
+    "softmax over texts": ("Texts of the batch", lambda self, x: causal(self, x, dim=0).nan_to_num(0.0)),
+    "keys mixed": (
+        "keys are mixed",
+        lambda self, x: F.scaled_dot_product_attention(self.W_query(x), *[self.W_key(x)] * 2, is_causal=True),
+    ),
+}
+
+# --- lesson 5 ------------------------------------------------------------------------------------------------------
+
+
+def split(x: Tensor, H: int) -> Tensor:
+    return x.view(*x.shape[:2], H, -1).transpose(1, 2)
+
+
+def by_slices(x: Tensor, num_heads: int) -> Tensor:
+    D = x.shape[-1] // num_heads
+    return torch.stack([x[..., h * D : (h + 1) * D] for h in range(num_heads)], dim=1)
+
+
+RIGHT["split_heads"] = {
+    "slices": by_slices,
+    "permute": lambda x, H: x.reshape(*x.shape[:2], H, -1).permute(0, 2, 1, 3).contiguous(),
+}
+WRONG["split_heads"] = {
+    "view alone": ("The heads are mixed", lambda x, H: x.view(len(x), H, x.shape[1], -1)),
+    "no transpose": ("heads come after words", lambda x, H: x.view(*x.shape[:2], H, -1)),
+    "every H-th": ("every H-th number", lambda x, H: x.view(*x.shape[:2], -1, H).permute(0, 3, 1, 2)),
+    "chunks as a batch": ("The shape is", lambda x, H: torch.cat(x.chunk(H, dim=-1))),
+}
+
+RIGHT["merge_heads"] = {
+    "cat": lambda x: torch.cat(list(x.unbind(1)), dim=-1),
+    "flatten": lambda x: x.permute(0, 2, 1, 3).flatten(2),
+}
+WRONG["merge_heads"] = {
+    "no transpose": ("Turn back first", lambda x: x.reshape(x.shape[0], x.shape[2], -1)),
+    "alternating": ("alternate within a word", lambda x: x.permute(0, 2, 3, 1).flatten(2)),
+    "half way": ("heads come after words", lambda x: x.transpose(1, 2)),
+}
+
+
+def heads(self: Any, x: Tensor, cut: Any = split, causal: bool = True, scale: float | None = None) -> Tensor:
+    """(B, H, T, D), by a way of cutting q, k and v into heads."""
+    q, k, v = (cut(whole, self.num_heads) for whole in projected(self, x))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+def merged(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
+def unturned(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], x.shape[2], -1)
+
+
+def by_view(x: Tensor, H: int) -> Tensor:
+    return x.view(len(x), H, x.shape[1], -1)
+
+
+def every_hth(x: Tensor, H: int) -> Tensor:
+    return x.view(*x.shape[:2], -1, H).permute(0, 3, 1, 2)
+
+
+def head_by_head(self: Any, x: Tensor) -> Tensor:
+    pieces = zip(*(whole.chunk(self.num_heads, dim=-1) for whole in projected(self, x)), strict=True)
+    return self.out_proj(torch.cat([softmax(hide(q @ k.mT / q.shape[-1] ** 0.5)) @ v for q, k, v in pieces], dim=-1))
+
+
+def sum_over_heads(self: Any, x: Tensor) -> Tensor:
+    W_out = self.out_proj.weight.view(-1, self.num_heads, self.out_proj.in_features // self.num_heads)  # (d_out, H, D)
+    return torch.einsum("bhtd,ohd->bto", heads(self, x), W_out) + self.out_proj.bias
+
+
+def competing(self: Any, x: Tensor) -> Tensor:
+    q, k, v = (split(whole, self.num_heads) for whole in projected(self, x))
+    return self.out_proj(merged(softmax(hide(q @ k.mT / q.shape[-1] ** 0.5), 1).nan_to_num(0.0) @ v))
+
+
+RIGHT["MultiHeadAttention"] = {
+    "fused": lambda self, x: self.out_proj(merged(heads(self, x))),
+    "head by head": head_by_head,
+    "a sum over heads": sum_over_heads,
+}
+WRONG["MultiHeadAttention"] = {
+    "no out_proj": ("W_O is missing", lambda self, x: merged(heads(self, x))),
+    "no bias": ("has a bias as well", lambda self, x: merged(heads(self, x)) @ self.out_proj.weight.T),
+    "view alone": ("The heads are mixed", lambda self, x: self.out_proj(unturned(heads(self, x, by_view)))),
+    "view, then merged": ("The heads are mixed", lambda self, x: self.out_proj(merged(heads(self, x, by_view)))),
+    "not turned back": ("Turn back first", lambda self, x: self.out_proj(unturned(heads(self, x)))),
+    "not turned back, no out_proj": ("W_O is missing", lambda self, x: unturned(heads(self, x))),
+    "every H-th": ("every H-th number", lambda self, x: self.out_proj(merged(heads(self, x, every_hth)))),
+    "one head": ("one wide head", lambda self, x: self.out_proj(heads(self, x, lambda whole, H: whole))),
+    "by the whole width": (
+        "another width",
+        lambda self, x: self.out_proj(merged(heads(self, x, scale=self.out_proj.in_features**-0.5))),
+    ),
+    "no scale": ("are not scaled", lambda self, x: self.out_proj(merged(heads(self, x, scale=1.0)))),
+    "looks ahead": ("what comes after them", lambda self, x: self.out_proj(merged(heads(self, x, causal=False)))),
+    "softmax over heads": ("runs over the heads", competing),
+}
+
+# --- the tests -----------------------------------------------------------------------------------------------------
+
+
+def as_answer(name: str, made: Any) -> Any:
+    """A forward as the layer that has it."""
+    solution = EXERCISES[name].solution
+    layer = isinstance(solution, type) and not isinstance(made, type)
+    return type(name, (solution,), {"forward": lambda self, x: made(self, x)}) if layer else made
+
+
+WRONG_CASES = [(name, title) for name, wrongs in WRONG.items() for title in wrongs]
+RIGHT_CASES = [(name, title) for name, rights in RIGHT.items() for title in rights]
+
+
+@pytest.mark.parametrize(("name", "title"), WRONG_CASES)
+def test_a_typical_mistake_is_refused_in_words_of_the_idea(name: str, title: str) -> None:
+    words, made = WRONG[name][title]
+    torch.manual_seed(0)
+    for seed in range(5):
+        with pytest.raises(Wrong) as refusal:
+            EXERCISES[name].check(as_answer(name, made), torch.Generator().manual_seed(seed))
+        assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(("name", "title"), RIGHT_CASES)
+def test_a_right_answer_of_another_making_is_taken(name: str, title: str) -> None:
+    torch.manual_seed(0)
+    for seed in range(5):
+        EXERCISES[name].check(as_answer(name, RIGHT[name][title]), torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_solution_is_taken_whatever_the_inputs(name: str) -> None:
+    torch.manual_seed(0)
+    for seed in range(30):
+        EXERCISES[name].check(EXERCISES[name].solution, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_each_exercise_has_right_answers_wrong_ones_and_hints(name: str) -> None:
+    assert len(RIGHT[name]) >= 2
+    assert len({words for words, _ in WRONG[name].values()}) >= 3
+    assert len(EXERCISES[name].hints) >= 2
