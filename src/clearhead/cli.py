@@ -22,6 +22,7 @@ from clearhead._progress import Progress
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
+    from clearhead.cost import Cost
     from clearhead.page.payload import Payload
     from clearhead.view import View
 
@@ -162,6 +163,63 @@ def check(
             commands.reset_lesson(lesson, folder)
         elif not commands.check_lesson(lesson, folder, seed=seed, hint=hint, solution=solution):
             raise typer.Exit(1)
+
+
+@app.command()
+def cost(
+    model: Annotated[str | None, typer.Argument(help="A model, whose sizes to take; no weights are loaded.")] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Length of the text; the model's longest.")] = None,
+    heads: Annotated[int | None, typer.Option(metavar="N", help="Query heads a layer; the model's, or 1.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(metavar="N", help="Key/value heads; the model's, or as many.")] = None,
+    layers: Annotated[int | None, typer.Option(metavar="N", help="The model's, or 1.")] = None,
+    head_dim: Annotated[int | None, typer.Option(metavar="N", help="Width of one head; the model's, or 64.")] = None,
+    width: Annotated[int | None, typer.Option(metavar="N", help="Width of the model; its own, or all heads'.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="T", help="Such as float32; float16 by default.")] = None,
+    window: Annotated[
+        int | None, typer.Option(metavar="N", help="Of the sliding window; the model's, or 4096.")
+    ] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Whether no token sees a later one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Count what attention costs: dense, tiled, with a window, linear.
+
+    Time in operations, memory of the weights, and the cache for generation, of a model or of any sizes.
+    """
+    from clearhead import terminal
+
+    sizes = {
+        "tokens": tokens,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "layers": layers,
+        "head_dim": head_dim,
+        "width": width,
+        "dtype": dtype,
+        "window": window,
+        "causal": causal,
+    }
+    with _clear_errors():
+        found = _cost(model, {name: value for name, value in sizes.items() if value is not None})
+        if as_json:
+            print(json.dumps({"clearhead": __version__, "model": model, **found.as_dict()}))
+        else:
+            terminal.show_cost(found, model)
+
+
+def _cost(model: str | None, given: dict[str, Any]) -> Cost:
+    from clearhead.cost import Cost, from_config
+
+    if model is not None:
+        from clearhead import terminal, zoo
+
+        with terminal.progress() as report:
+            report("import", 0, 1)
+            return from_config(zoo.config(model), **given)
+    if "tokens" not in given:
+        _stop("give --tokens N, or the name of a model (see clearhead models)")
+    return Cost(**given)
 
 
 def _text(text: str | None, file: str | None) -> str:
