@@ -26,7 +26,8 @@ from clearhead._format import finite, size
         (999_999, "1.0 MB"),
         (1_500_000_000, "1.5 GB"),
         (999_999_999_999, "1.0 TB"),
-        (5_000_000_000_000_000, "5000 TB"),
+        (5_000_000_000_000_000, "5.0 PB"),
+        (5 * 10**21, "5000 EB"),
     ],
 )
 def test_sizes(count: float, text: str) -> None:

@@ -16,7 +16,7 @@ ROOT = Path(clearhead.__file__).parent
 # From the ground up; what stands in one line does not know of each other.
 FLOORS = [
     ["errors", "_format", "_progress", "_version", "_plain", "reference"],
-    ["_checks", "_watch"],
+    ["_checks", "_watch", "cost"],
     ["masks"],
     ["scores"],
     ["kernels"],

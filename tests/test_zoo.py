@@ -121,6 +121,19 @@ def test_a_gguf_file_is_converted_once(tiny: Path, empty_cache: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+def test_the_config_alone_converts_nothing(tiny: Path, empty_cache: Path) -> None:
+    config = zoo.config(str(tiny))
+    assert not empty_cache.exists()
+    zoo.load(str(tiny))
+    for found in (config, zoo.config(str(tiny))):  # from the file, and from the entry that is there now
+        assert (found.num_hidden_layers, found.num_attention_heads, found.hidden_size) == (2, 4, 32)
+    tiny.write_bytes(tiny.read_bytes()[:100])
+    with pytest.raises(ModelError, match="does not load"):
+        zoo.config(str(tiny))
+    with pytest.raises(ModelError, match="Did you mean smollm2"):
+        zoo.config("smollm")
+
+
 def test_a_conversion_keeps_the_weights_of_the_file(tiny: Path, empty_cache: Path) -> None:
     model, _ = zoo.load(str(tiny))
     tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tiny).tensors}

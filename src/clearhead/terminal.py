@@ -26,6 +26,7 @@ from clearhead._plain import plain
 from clearhead._progress import Progress
 
 if TYPE_CHECKING:
+    from clearhead.cost import Cost
     from clearhead.heads.roles import Head
     from clearhead.view import View
     from clearhead.zoo import Entry
@@ -165,3 +166,41 @@ def show_models(entries: list[Entry]) -> None:
     out = console()
     _print(out, table)
     out.print("Also: any Hugging Face id, model folder or .gguf file, as --model ID, FOLDER or FILE.", soft_wrap=True)
+
+
+def show_cost(cost: Cost, name: str | None) -> None:
+    """Print time, weights and cache of each way of computing attention, and the projections beside them."""
+    out = console()
+    heads = f"{_count(cost.layers, 'layer')} x {_count(cost.heads, 'head')} of width {cost.head_dim:,}"
+    shared = f", {_count(cost.groups, 'key/value head')}" if cost.groups != cost.heads else ""
+    causal = "causal" if cost.causal else "not causal"
+    title = f"{plain(name)}: " if name else ""
+    out.print(f"{title}{_count(cost.tokens, 'token')}, {heads}{shared}, {cost.dtype}, {causal}", soft_wrap=True)
+    _print(out, _prices(cost))
+    out.print(f"Weights: of all layers; of one head of one layer, dense, {size(cost.dense_head)}.", soft_wrap=True)
+    out.print("Tiled kinds keep one number a row instead, from which any weight is computed again.", soft_wrap=True)
+    if cost.causal:
+        out.print("Cache: what is kept of earlier tokens to generate the next one.", soft_wrap=True)
+    beside = f"Projections: {size(cost.projections, 'FLOP')}; dense attention takes longer from"
+    out.print(f"{beside} {cost.crossover:,.0f} tokens on.", soft_wrap=True)
+
+
+def _prices(cost: Cost) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("", "Time", "Weights", "Cache"):
+        table.add_column(heading, justify="right" if heading else "left")
+    rows = {
+        "dense": cost.dense,
+        "tiled": cost.tiled,
+        f"window of {cost.window:,}": cost.windowed,
+        "linear": cost.linear,
+    }
+    for kind, price in rows.items():
+        if kind[:6] != "window" or cost.window < cost.tokens:
+            held = [size(nbytes) if nbytes else "-" for nbytes in (price.weights, price.cache)]
+            table.add_row(kind, size(price.flops, "FLOP"), *held)
+    return table
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("s" if number != 1 else "")

@@ -6,6 +6,6 @@ Nothing heavy is imported until `load` is called: `available` only looks for pac
 from __future__ import annotations
 
 from clearhead.zoo.catalog import Entry, available
-from clearhead.zoo.loading import context_length, load
+from clearhead.zoo.loading import config, context_length, load
 
-__all__ = ["Entry", "available", "context_length", "load"]
+__all__ = ["Entry", "available", "config", "context_length", "load"]

@@ -24,7 +24,7 @@ def converted(file: Path, on_progress: Progress | None = None) -> Path:
 
     Cost: SmolLM2-135M (98 MB) takes about 25 s and 540 MB of disk; afterwards 0.2 s, the time of checking it.
     """
-    _check(file)
+    check(file)
     entry = cache.entry_for(file)
     if cache.intact(entry):
         return entry
@@ -42,7 +42,8 @@ def converted(file: Path, on_progress: Progress | None = None) -> Path:
     return entry
 
 
-def _check(file: Path) -> None:
+def check(file: Path) -> None:
+    """`ModelError` unless this is a GGUF file and what reads it is installed."""
     try:
         with file.open("rb") as handle:
             magic = handle.read(4)

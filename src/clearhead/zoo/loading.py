@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError
-from clearhead.zoo import catalog
-from clearhead.zoo.conversion import converted
-from clearhead.zoo.quiet import quiet
+from clearhead.zoo import cache, catalog, conversion
+from clearhead.zoo.quiet import no_stderr, quiet
 from clearhead.zoo.smiles import smiles_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
@@ -41,8 +40,7 @@ def load(
 
     Cost: SmolLM2-135M 25 s on first use, about 2 s afterwards, most of it importing transformers; 540 MB.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise ModelError(f'load("{name}") needs transformers. Run: pip install "clearhead[models]"')
+    _check_installed("load", name)
     report = on_progress or silent
     folder = _locate(name, on_progress)
     source, local = (str(folder), True) if folder else (name, not _hub_reachable())
@@ -53,6 +51,28 @@ def load(
     tokenizer = _tokenizer(source, name, local=local)
     report("load", 2, 2)
     return model, tokenizer
+
+
+def config(name: str = "smollm2") -> PretrainedConfig:
+    """The model's config alone, for the names that `load` takes: no weights are read, nothing is converted.
+
+    Raises: ModelError, as `load`.
+    """
+    _check_installed("config", name)
+    place = _find(name)
+    if place is not None and place.suffix.lower() == ".gguf":
+        conversion.check(place)
+        entry = cache.entry_for(place)
+        if not (entry / "config.json").is_file():
+            return _config(str(place.parent), name, local=True, gguf_file=place.name)
+        place = entry
+    source, local = (str(place), True) if place else (name, not _hub_reachable())
+    return _config(source, name, local=local)
+
+
+def _check_installed(call: str, name: str) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError(f'{call}("{name}") needs transformers. Run: pip install "clearhead[models]"')
 
 
 def context_length(model: Any) -> int | None:
@@ -90,6 +110,12 @@ def _title(name: str) -> str:
 
 def _locate(name: str, on_progress: Progress | None) -> Path | None:
     """The local folder to load from, converted first if need be; None if it can only be a Hugging Face id."""
+    place = _find(name)
+    return conversion.converted(place, on_progress) if place is not None and place.is_file() else place
+
+
+def _find(name: str) -> Path | None:
+    """The local folder or .gguf file of that name; None if it can only be a Hugging Face id."""
     if not name.strip():
         raise ModelError(f"load() got an empty name. {catalog.here()}.")
     packaged = catalog.find(name)
@@ -99,7 +125,7 @@ def _locate(name: str, on_progress: Progress | None) -> Path | None:
     if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
             raise ModelError(f'load("{name}") is a file: give the folder it is in, or a .gguf file')
-        return converted(path, on_progress)
+        return path
     if path.suffix == ".gguf" or name.startswith((".", "/", "~")) or len(path.parts) > 2:
         raise ModelError(f'load("{name}"): there is no such file or folder. {catalog.here()}.')
     if "/" not in name and (nearest := catalog.nearest(name, cutoff=0.75)):
@@ -142,14 +168,12 @@ def _hub_reachable() -> bool:
 
 def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
     import torch
-    import transformers
 
+    found = _config(source, name, local=local)
     try:
         with quiet():
-            # trust_remote_code: looking at a model must not run its author's code, nor ask whether it may.
-            config = transformers.AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
-            model, info = _class_for(config).from_pretrained(
-                source, config=config, dtype=torch.float32, local_files_only=local, output_loading_info=True
+            model, info = _class_for(found).from_pretrained(
+                source, config=found, dtype=torch.float32, local_files_only=local, output_loading_info=True
             )
     except Exception as error:  # transformers raises many kinds, and chains the telling one
         raise _failed(source, name, error, local=local) from error
@@ -161,6 +185,20 @@ def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def _config(source: str, name: str, *, local: bool, **where: str) -> PretrainedConfig:
+    import transformers
+
+    try:
+        with quiet(), no_stderr():
+            # trust_remote_code: looking at a model must not run its author's code, nor ask whether it may.
+            found: PretrainedConfig = transformers.AutoConfig.from_pretrained(
+                source, local_files_only=local, trust_remote_code=False, **where
+            )
+    except Exception as error:  # transformers raises many kinds, and chains the telling one
+        raise _failed(source, name, error, local=local) from error
+    return found
 
 
 def _class_for(config: Any) -> Any:

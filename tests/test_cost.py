@@ -1,0 +1,265 @@
+"""The calculator: closed formulas against counts, and the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from clearhead import ModelError, ShapeError, masks, reference
+from clearhead.cost import ITEMSIZE, Cost, from_config
+
+DATA = Path(__file__).parent / "data"
+SEEDS = json.loads((DATA / "seeds.json").read_text())
+DEFS = json.loads((DATA / "defs.json").read_text())
+
+
+# --- the numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [128_000, 131_072])
+def test_requirement_33_a_head_at_128k_tokens(tokens: int) -> None:
+    expected = SEEDS["memory"][f"n={tokens}"]
+    for dtype, nbytes in (("float8", 1), ("float16", 2), ("float32", 4)):
+        head = Cost(tokens=tokens, dtype=dtype).dense
+        assert head.pairs == expected["entries"]
+        assert head.weights == expected[f"{nbytes}B"]["bytes"]
+        assert head.weights / 1e9 == expected[f"{nbytes}B"]["GB"]
+        assert head.weights / 2**30 == expected[f"{nbytes}B"]["GiB"]
+    assert Cost(tokens=tokens).tiled.pairs * 2 / 1e9 == expected["causal_half_2B_GB"]
+    whole = Cost(tokens=tokens, heads=32, layers=32, head_dim=128)
+    assert whole.dense.weights / 2**40 == expected["heads32_layers32_2B_TiB"]
+    assert whole.dense_head == expected["2B"]["bytes"]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("float16", "fp16"), ("float32", "fp32")])
+def test_requirement_33_how_many_tokens_fill_16_gib(dtype: str, name: str) -> None:
+    longest = SEEDS["memory"][f"n_for_16GiB_{name}_one_head"]
+    assert (
+        Cost(tokens=longest, dtype=dtype).dense.weights <= 2**34 < Cost(tokens=longest + 1, dtype=dtype).dense.weights
+    )
+
+
+def test_requirement_32_operations() -> None:
+    expected = SEEDS["flops_1024_64"]
+    head = Cost(tokens=1024, head_dim=64)
+    assert head.dense.flops == expected["total"] == expected["QK"] + expected["AV"] == 4 * 1024**2 * 64
+    layer = Cost(tokens=1024, heads=12, head_dim=64)
+    assert layer.projections == expected["projections_qkvo_d768"] == 8 * 1024 * 768**2
+    assert layer.crossover == 2 * 768
+    even = Cost(tokens=2 * 768, heads=12, head_dim=64)
+    assert even.dense.flops == even.projections
+
+
+def test_requirement_32_operations_are_those_that_pytorch_counts() -> None:
+    n, heads, groups, d, width = 24, 6, 2, 8, 40
+    cost = Cost(tokens=n, heads=heads, kv_heads=groups, head_dim=d, width=width)
+    x, q, k = torch.ones(n, width), torch.ones(heads, n, d), torch.ones(heads, n, d)
+    with FlopCounterMode(display=False) as counter:
+        (q @ k.mT) @ k
+    assert counter.get_total_flops() == cost.dense.flops
+    with FlopCounterMode(display=False) as counter:
+        for out in (heads, groups, groups):
+            x @ torch.ones(width, out * d)
+        torch.ones(n, heads * d) @ torch.ones(heads * d, width)
+    assert counter.get_total_flops() == cost.projections
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(n):
+            state = torch.ones(groups, d, 1) @ torch.ones(groups, 1, d + 1)  # φ(k) [v | 1]ᵀ
+            torch.ones(heads, 1, d) @ state.repeat_interleave(heads // groups, 0)
+    assert counter.get_total_flops() == cost.linear.flops
+    assert cost.linear.cache == state.numel() * 2
+
+
+@pytest.mark.parametrize("name", DEFS["window"]["causal_nnz"])
+def test_pairs_in_a_window(name: str) -> None:
+    n, w = (int(part.partition("=")[2]) for part in name.split(","))
+    cost = Cost(tokens=n, window=w)
+    assert cost.windowed.pairs == DEFS["window"]["causal_nnz"][name] == int(reference.sliding_window(n, n, w).sum())
+    assert cost.windowed.flops == 4 * cost.windowed.pairs * 64
+    assert cost.windowed.cache == cost.kv_cache(w)
+
+
+@pytest.mark.parametrize("name", DEFS["window"]["symmetric_nnz"])
+def test_pairs_in_a_window_to_both_sides(name: str) -> None:
+    n, w = (int(part.partition("=")[2]) for part in name.split(","))
+    assert Cost(tokens=n, window=w, causal=False).windowed.pairs == DEFS["window"]["symmetric_nnz"][name]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 9])
+@pytest.mark.parametrize("window", [1, 2, 3, 9, 50])
+def test_pairs_are_those_that_the_mask_shows(tokens: int, window: int) -> None:
+    def shown(rule: masks.MaskRule) -> int:
+        return rule.draw(tokens, tokens).count("■")
+
+    one_way, both = (Cost(tokens=tokens, window=window, causal=causal) for causal in (True, False))
+    assert one_way.tiled.pairs == shown(masks.causal())
+    assert one_way.windowed.pairs == shown(masks.sliding_window(window))
+    assert both.windowed.pairs == shown(masks.symmetric_window(window))
+    assert both.tiled.pairs == both.dense.pairs == tokens**2
+
+
+def test_the_cache_is_that_of_the_shared_heads() -> None:
+    for name, groups in (("llama2_7b_4096_fp16_MHA", 32), ("mistral7b_4096_fp16_G8", 8)):
+        cost = Cost(tokens=4096, heads=32, kv_heads=groups, layers=32, head_dim=128)
+        assert cost.dense.cache == cost.tiled.cache == cost.windowed.cache == DEFS["gqa"][name]
+
+
+def test_memory_grows_with_the_square_only_where_weights_are_stored() -> None:
+    one, two = (Cost(tokens=n, window=512) for n in (8192, 16384))
+    assert two.dense.weights == 4 * one.dense.weights
+    assert two.tiled.weights == 2 * one.tiled.weights == 16384 * 4
+    assert two.windowed.cache == one.windowed.cache
+    assert two.linear.cache == one.linear.cache
+    assert two.linear.flops == 2 * one.linear.flops
+
+
+@pytest.mark.parametrize("dtype", [name for name in ITEMSIZE if name != "float8"])
+def test_dtypes_are_as_large_as_pytorchs(dtype: str) -> None:
+    assert ITEMSIZE[dtype] == getattr(torch, dtype).itemsize
+
+
+def test_what_does_not_generate_keeps_nothing() -> None:
+    cost = Cost(tokens=512, causal=False)
+    assert {price.cache for price in (cost.dense, cost.tiled, cost.windowed, cost.linear)} == {0}
+
+
+# --- of a model ------------------------------------------------------------------------------------------------
+
+
+def test_sizes_come_from_the_config_and_what_is_given_goes_first() -> None:
+    config = SimpleNamespace(
+        hidden_size=96, num_attention_heads=8, num_hidden_layers=3, num_key_value_heads=2, head_dim=None,
+        max_position_embeddings=2048, sliding_window=128, architectures=["XForCausalLM"],
+    )  # fmt: skip
+    assert from_config(config) == Cost(2048, 8, 2, 3, 12, window=128, width=96)
+    assert from_config(config, tokens=7, kv_heads=8, window=None) == Cost(7, 8, 8, 3, 12, window=128, width=96)
+    config.architectures = ["BertModel"]
+    assert not from_config(config).causal
+    assert from_config(SimpleNamespace(get_text_config=lambda: config)) == from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "does not say how many heads and layers and tokens"),
+        (
+            {"num_attention_heads": 4, "max_position_embeddings": 9},
+            r"\(SimpleNamespace\) does not say how many layers it",
+        ),
+        ({"is_encoder_decoder": True}, "an encoder and a decoder, which are not counted here: give numbers"),
+        ({"kv_lora_rank": 512}, "compressed keys"),
+    ],
+)
+def test_a_config_that_tells_too_little(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        from_config(SimpleNamespace(**config))
+
+
+# --- bad numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tokens", "heads", "kv_heads", "layers", "head_dim", "window", "width"])
+@pytest.mark.parametrize("value", [0, -3, 2.5, True, "8", 10**12 + 1])
+def test_sizes_are_positive_integers(name: str, value: object) -> None:
+    with pytest.raises(ShapeError, match=rf"Cost\({name}={value!r}\): expected an integer from 1 to 1,000,000,000,000"):
+        Cost(**{"tokens": 8, name: value})  # type: ignore[arg-type]
+
+
+def test_heads_and_dtypes_that_do_not_fit() -> None:
+    with pytest.raises(ShapeError, match=r"Cost\(heads=6, kv_heads=4\): the number of heads must be a multiple"):
+        Cost(tokens=8, heads=6, kv_heads=4)
+    with pytest.raises(ShapeError, match=r"dtype='int4'.: expected one of float64, float32, float16, bfloat16"):
+        Cost(tokens=8, dtype="int4")
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> Any:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    import clearhead.cli as cli
+
+    return CliRunner().invoke(cli.app, ["cost", *arguments])
+
+
+def test_the_command_prints_a_table() -> None:
+    done = run("--tokens", "131072", "--heads", "32", "--kv-heads", "8", "--layers", "32", "--head-dim", "128")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "131,072 tokens, 32 layers x 32 heads of width 128, 8 key/value heads, float16, causal"
+    assert [line.split() for line in lines[1:6]] == [
+        ["Time", "Weights", "Cache"],
+        ["dense", "9.0", "PFLOP", "35.2", "TB", "17.2", "GB"],
+        ["tiled", "4.5", "PFLOP", "537", "MB", "17.2", "GB"],
+        ["window", "of", "4,096", "277", "TFLOP", "537", "MB", "537", "MB"],
+        ["linear", "5.5", "TFLOP", "-", "8.5", "MB"],
+    ]
+    assert "of one head of one layer, dense, 34.4 GB" in done.stdout
+    assert "dense attention takes longer from 5,120 tokens on" in done.stdout
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_json_has_the_same_numbers() -> None:
+    found = json.loads(run("--tokens", "1000", "--no-causal", "--dtype", "float32", "--json").stdout)
+    cost = Cost(tokens=1000, causal=False, dtype="float32")
+    assert found["dense"]["weights"] == cost.dense.weights == 4_000_000
+    assert (found["tokens"], found["kv_heads"], found["projections"]) == (1000, 1, cost.projections)
+    assert set(found) >= {"clearhead", "model", "dense", "tiled", "windowed", "linear"}
+
+
+def test_of_a_model_by_its_config_alone(tiny: Path, empty_cache: Path) -> None:
+    done = run(str(tiny))
+    assert done.exit_code == 0, done.output
+    assert "64 tokens, 2 layers x 4 heads of width 8, 2 key/value heads, float16, causal" in done.stdout
+    assert "window" not in done.stdout  # of 4,096: wider than the text
+    assert not empty_cache.exists()  # nothing was converted
+
+
+def test_of_smollm2(smollm2: Any) -> None:
+    found = json.loads(run("smollm2", "--tokens", "8192", "--json").stdout)
+    config = smollm2[0].config
+    assert (found["layers"], found["heads"], found["kv_heads"], found["head_dim"]) == (30, 9, 3, config.head_dim)
+    assert found["tiled"]["cache"] == 2 * 30 * 8192 * 3 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --tokens N, or the name of a model"),
+        (["--heads", "2"], "give --tokens N"),
+        (["--tokens", "0"], "Cost(tokens=0): expected an integer from 1"),
+        (["--tokens", "9" * 400], "expected an integer from 1"),
+        (["--tokens", "5", "--heads", "6", "--kv-heads", "4"], "must be a multiple"),
+        (["--tokens", "5", "--dtype", "float12"], "expected one of float64"),
+        (["there/is/no/such"], "there is no such file or folder"),
+        (["smollm", "--tokens", "5"], "Did you mean smollm2?"),
+    ],
+)
+def test_bad_numbers_are_a_message(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "clearhead: " in done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_numbers_alone_need_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None;"
+        "sys.argv[1:] = ['cost', '--tokens', '9'];"
+        "from clearhead.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("9 tokens, 1 layer x 1 head of width 64")
