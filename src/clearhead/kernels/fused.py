@@ -18,7 +18,7 @@ from clearhead.masks import BoundMask, Coverage, block_indices
 from clearhead.scores import Bias
 
 ROWS = 512  # queries a call: enough to keep the kernel busy, few enough that a block's mask is small
-MASK_ELEMENTS = 1 << 23  # and never a block mask of more than 8 MB
+MASK_ELEMENTS = 1 << 23  # and never a block mask of more: 8 MB of bools, 32 MB where a bias is added
 
 
 def attention(
@@ -33,7 +33,7 @@ def attention(
 ) -> Tensor:  # (B, H, T, Dv)
     """softmax(scale · Q Kᵀ + bias, masked) V, block of queries by block of queries; 0 where nothing may be seen."""
     hidden = _Hidden(mask, bias, q)
-    height = max(1, min(ROWS, MASK_ELEMENTS // max(1, k.shape[2])))
+    height = max(1, min(ROWS, MASK_ELEMENTS // max(1, k.shape[2] * hidden.heads)))
     parts = []
     for rows in tiles.split(slice(0, q.shape[2]), height):
         runs = tiles.visible_runs(mask, rows, slice(0, k.shape[2]))
@@ -67,6 +67,12 @@ class _Hidden:
     mask: BoundMask
     bias: Bias | None
     q: Tensor
+
+    @property
+    def heads(self) -> int:
+        """How many heads have a mask of their own."""
+        alone = self.mask.rule.per_head or (self.bias is not None and self.bias.per_head)
+        return self.q.shape[1] if alone else 1
 
     def block(self, rows: slice, runs: list[slice]) -> Tensor | None:
         """The runs side by side, (B or 1, H or 1, t, s); None where the queries see all of them, unmoved."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead._checks import check_count, describe
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.masks.rule import Coverage, MaskRule
+from clearhead.masks.rule import Coverage, MaskRule, unless_traced
 
 FOREVER = 2**62  # the width of a band without an end
 
@@ -103,10 +103,18 @@ class FirstTokens(MaskRule):
         return k < self.count
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        counts = self.count if isinstance(self.count, Tensor) else torch.tensor([self.count])
-        if cols.stop <= int(counts.min()):
+        if isinstance(self.count, Tensor):
+            return self._coverage_of_each(rows, cols, T, S)
+        if cols.stop <= self.count:
             return Coverage.FULL
-        return Coverage.EMPTY if cols.start >= int(counts.max()) else Coverage.MIXED
+        return Coverage.EMPTY if cols.start >= self.count else Coverage.MIXED
+
+    @unless_traced
+    def _coverage_of_each(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        if not self.count.numel():  # type: ignore[union-attr]
+            return Coverage.EMPTY
+        least, most = (FirstTokens(int(one)).coverage(rows, cols, T, S) for one in self.count.aminmax())  # type: ignore[union-attr]
+        return least if least == most else Coverage.MIXED
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         if isinstance(self.count, Tensor) and self.count.shape != (B,):

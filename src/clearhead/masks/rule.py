@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import wraps
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,19 @@ class Coverage(IntEnum):
     EMPTY = 0
     MIXED = 1
     FULL = 2
+
+
+Covers = Callable[[Any, slice, slice, int, int], Coverage]
+
+
+def unless_traced(coverage: Covers) -> Covers:
+    """For coverage that looks at a tensor's numbers: torch.compile and torch.export have none yet, and get MIXED."""
+
+    @wraps(coverage)
+    def look(rule: Any, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        return Coverage.MIXED if torch.compiler.is_compiling() else coverage(rule, rows, cols, T, S)
+
+    return look
 
 
 class MaskRule(HoldsTensors):
@@ -231,6 +246,7 @@ class Dense(MaskRule):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         return read_broadcast(self.mask.to(k.device), b, h, q, k)
 
+    @unless_traced
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         rows, cols = (part if n > 1 else slice(None) for part, n in zip((rows, cols), self.mask.shape[2:], strict=True))
         return share(self.mask[:, :, rows, cols])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead._checks import describe
 from clearhead.errors import ShapeError
-from clearhead.masks.rule import Coverage, MaskRule, share
+from clearhead.masks.rule import Coverage, MaskRule, share, unless_traced
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,7 @@ class Padding(MaskRule):
             seen = seen & self.keys.to(k.device)[b, k]
         return seen if self.queries is None else seen & self.queries.to(k.device)[b, q]
 
+    @unless_traced
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         parts = [real[:, part] for real, part in ((self.keys, cols), (self.queries, rows)) if real is not None]
         return min(map(share, parts))
@@ -69,6 +70,7 @@ class Documents(MaskRule):
             return ids[q + S - T] == ids[k]
         return ids[b, q + S - T] == ids[b, k]
 
+    @unless_traced
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         of_rows = self.ids[..., rows.start + S - T : rows.stop + S - T]
         of_cols = self.ids[..., cols]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead._checks import check_count, describe
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.masks.rule import Coverage, MaskRule, share
+from clearhead.masks.rule import Coverage, MaskRule, share, unless_traced
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class BlockSparse(MaskRule):
         b, h = (at if n > 1 else at.new_zeros((1,) * at.ndim) for at, n in zip((b, h), layout.shape, strict=False))
         return layout[b, h, (q + S - T) // self.block, k // self.block]
 
+    @unless_traced
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         rows, cols = (
             slice((part.start + offset) // self.block, (part.stop - 1 + offset) // self.block + 1)

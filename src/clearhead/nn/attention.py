@@ -195,8 +195,8 @@ class Attention(IgnoresMask):
         context_padding: Tensor | None,
         cache: KVCache | None,
     ) -> _Call:
-        past = 0 if cache is None else cache.tokens
         self._check_call(x, context, cache)
+        past = 0 if cache is None else cache.tokens
         q, k, v = self._project(x, x if context is None else context, past)
         if cache is not None:
             k, v = cache.append(k, v)
@@ -216,7 +216,8 @@ class Attention(IgnoresMask):
         """Queries of x, keys and values of the context, a head at a time, normalised and turned."""
         q, k, v = self._heads(self.W_query(x)), self._heads(self.W_key(context)), self._heads(self.W_value(context))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)  # autocast makes norms wide
+            wide = self.q_norm.weight.dtype  # under autocast wider than q
+            q, k = self.q_norm(q.to(wide)).to(v.dtype), self.k_norm(k.to(wide)).to(v.dtype)
         if self.rotary is not None:
             positions = torch.arange(past, past + x.shape[-2], device=x.device)
             q, k = self.rotary.rotate(q, positions), self.rotary.rotate(k, positions)
