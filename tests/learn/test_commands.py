@@ -1,0 +1,307 @@
+"""clearhead learn and clearhead check, as a learner meets them: wrong things first."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("jupytext")
+
+from typer.testing import CliRunner
+
+import clearhead.cli as cli
+from clearhead.learn import Outcome, check, folder, lessons, running
+from clearhead.learn.child import _judge
+
+HALF = (
+    "def double(x):\n    return 2 * x\n\nclass Doubler:\n    def forward(self, x):\n        raise NotImplementedError\n"
+)
+UNREAD = "def double(x)\n    return x\n"
+FOLDER = lessons._folder
+
+
+@pytest.fixture
+def clearhead_process(here: Path) -> Callable[..., Any]:
+    """Run the command, and the learner's code in processes of its own."""
+    return lambda *arguments: CliRunner().invoke(cli.app, list(arguments))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run the learner's code here, since importing torch takes long and none of these answers ends Python."""
+
+    def run(module: str, names: Sequence[str], file: Path, seed: int) -> Iterator[Outcome]:
+        monkeypatch.setitem(sys.modules, "exercises", None)
+        for exercise in importlib.import_module(module).EXERCISES:
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                found = _judge(exercise, file, tmp_path / "state", seed)
+            yield Outcome(exercise.name, printed=printed.getvalue().rstrip(), **found)
+            if not found["loaded"]:
+                return
+
+    monkeypatch.setattr(running, "run", run)
+
+
+@pytest.fixture
+def clearhead_(clearhead_process: Callable[..., Any], in_this_process: None) -> Callable[..., Any]:
+    """Run the command, all in this process."""
+    return clearhead_process
+
+
+def files(folder: Path | str = "clearhead-lesson-7") -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+# -- learn
+
+
+def test_the_list_shows_how_far_one_is(clearhead_: Any, answer: Any, right: str) -> None:
+    before = clearhead_("learn").stdout.splitlines()
+    assert before[0] == " 7  Doubling  0 of 2 exercises  ○ ○"
+    assert before[1] == " 8  Reading   no exercises"
+    answer(HALF)
+    assert clearhead_("check", "7").exit_code == 1
+    assert clearhead_("learn").stdout.startswith(" 7  Doubling  1 of 2 exercises  ✓ ○\n")
+    answer(right)
+    assert clearhead_("check", "7").exit_code == 0
+    answer(UNREAD)
+    clearhead_("check", "7")
+    assert clearhead_("learn").stdout.startswith(" 7  Doubling  2 of 2 exercises  ✓ ✓\n"), "what passed once counts"
+
+
+def test_a_lesson_comes_as_notebook_script_and_exercises(clearhead_: Any) -> None:
+    done = clearhead_("learn", "7")
+    assert done.exit_code == 0, done.output
+    assert files() == ["07_doubling.ipynb", "07_doubling.py", "exercises.py"]
+    lesson = Path("clearhead-lesson-7")
+    cells = json.loads((lesson / "07_doubling.ipynb").read_text())["cells"]
+    assert [cell["cell_type"] for cell in cells] == ["markdown", "code"]
+    assert "".join(cells[1]["source"]) == "print(1 + 1)"
+    script = subprocess.run([sys.executable, lesson / "07_doubling.py"], capture_output=True, text=True, check=True)
+    assert script.stdout == "2\n"
+    for name in files():
+        assert f"clearhead-lesson-7/{name}\n" in done.stdout
+    assert re.search(r"clearhead check 7$", done.stdout.strip())
+
+
+def test_exercises_are_stubs_that_python_can_read(clearhead_: Any) -> None:
+    clearhead_("learn", "7")
+    text = Path("clearhead-lesson-7/exercises.py").read_text()
+    assert text.startswith('"""Exercises of lesson 7: Doubling.\n')
+    assert text.count("raise NotImplementedError  # your code here") == 2
+    assert "x + x" not in text
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    assert {"double", "Doubler", "torch", "F", "nn", "Tensor", "math", "clearhead"} <= set(namespace)
+
+
+def test_nothing_of_the_learners_is_overwritten(clearhead_: Any, answer: Any) -> None:
+    file = answer("mine = 1\n")
+    done = clearhead_("learn", "7")
+    assert done.exit_code == 0
+    assert file.read_text() == "mine = 1\n"
+    assert "exercises.py   was there and is left as it is" in done.stdout
+    assert "07_doubling.py\n" in done.stdout
+    kept = {name: (file.parent / name).read_bytes() for name in files()}
+    assert clearhead_("learn", "7").stdout.count("was there and is left as it is") == 3
+    assert kept == {name: (file.parent / name).read_bytes() for name in files()}
+
+
+def test_the_folder_may_be_another(clearhead_: Any, here: Path) -> None:
+    assert clearhead_("learn", "7", "--folder", "my [bold]lesson").exit_code == 0
+    assert files(here / "my [bold]lesson") == ["07_doubling.ipynb", "07_doubling.py", "exercises.py"]
+    assert clearhead_("learn", "8", "--folder", ".").exit_code == 0
+    assert {"08_reading.py", "08_reading.ipynb"} <= set(files("."))
+
+
+# -- bad input: a message and exit code 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["learn", "9"], "there is no lesson 9; there are 7, 8"),
+        (["learn", "-1"], "No such option"),
+        (["learn", "seven"], "should be a valid integer"),
+        (["learn", "--folder", "x"], "--folder needs the number of a lesson"),
+        (["learn", "7", "--folder", "no/where"], "there is no folder no to make where in"),
+        (["learn", "7", "--folder", "file"], "file is a file: name a folder"),
+        (["check"], "Missing argument"),
+        (["check", "9"], "there is no lesson 9; there are 7, 8"),
+        (["check", "8"], "lesson 8 has no exercises"),
+        (["check", "8", "--reset"], "lesson 8 has no exercises"),
+        (["check", "7", "--hint", "--reset"], "give one of --hint, --solution and --reset"),
+        (["check", "7", "--seed", "-1"], "greater than or equal to 0"),
+        (
+            ["check", "7"],
+            r"there is no file \S*clearhead-lesson-7.exercises.py. The check reads exercises.py and nothing",
+        ),
+        (["check", "7", "--folder", "nowhere"], r"there is no file \S*nowhere.exercises.py.*clearhead learn 7"),
+        (["check", "7", "--reset"], "there is no file"),
+    ],
+)
+def test_bad_input_is_a_message(clearhead_: Any, here: Path, arguments: list[str], message: str) -> None:
+    (here / "file").touch()
+    done = clearhead_(*arguments)
+    assert done.exit_code == 2, done.output
+    assert re.search(message, " ".join(done.output.split()))
+    assert "Traceback" not in done.output
+    assert files(".") == ["file"]
+
+
+def test_a_folder_that_cannot_be_written_to(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "somewhere")
+
+    monkeypatch.setattr(folder, "write_whole", refuse)
+    done = clearhead_("learn", "7")
+    assert (done.exit_code, "Permission denied" in done.stderr) == (2, True)
+
+
+def test_lessons_that_are_not_installed(clearhead_: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons, "_folder", FOLDER)
+    monkeypatch.setattr(lessons, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "lessons.py"))
+    done = clearhead_("learn")
+    assert done.exit_code == 2
+    assert "install clearhead again" in done.stderr
+
+
+# -- check
+
+
+def test_a_newcomers_way(clearhead_process: Any, here: Path) -> None:
+    """Unwritten, a typing error, a wrong answer, a hint, another, the solution, and right at last."""
+    clearhead_process("learn", "7")
+    file = here / "clearhead-lesson-7" / "exercises.py"
+    done = clearhead_process("check", "7")
+    assert done.exit_code == 1
+    assert done.stdout.startswith(f"Checking {file.resolve()} ...\n○ double\n    Not written yet: exercises.py, line ")
+    assert "\n○ Doubler\n" in done.stdout
+    assert "0 of 2 exercises pass. (Inputs: seed " in done.stdout
+    assert done.stdout.endswith("check 7 --hint   (or --solution)\n")
+
+    stubs = file.read_text()
+    file.write_text(stubs.replace("def double(x: Tensor) -> Tensor:", "def double(x: Tensor) -> Tensor"))
+    done = clearhead_process("check", "7", "--hint")
+    assert done.exit_code == 1
+    assert "✗ double\n    Python cannot read your file: expected ':'\n    exercises.py, line " in done.stdout
+    assert "Doubler" not in done.stdout, "one message is enough for a file that cannot be read"
+    assert done.stdout.endswith("A hint comes once Python can read the file.\n")
+
+    file.write_text(stubs.replace("raise NotImplementedError", "return x", 1))
+    for count in (1, 2, 2):
+        done = clearhead_process("check", "7", "--hint")
+        assert "✗ double\n    Twice means added to itself.\n" in done.stdout
+        assert re.findall(r"^Hint (\d) of 2 for double: ", done.stdout, re.M) == ["1", "2"][:count]
+        assert ("There are no more hints." in done.stdout) == (count == 2)
+
+    done = clearhead_process("check", "7", "--solution")
+    assert done.exit_code == 1
+    assert done.stdout.endswith(
+        'One way to write double:\n\ndef double(x: Tensor) -> Tensor:\n    """Twice x."""\n    return x + x\n'
+    )
+
+    file.write_text(stubs.replace("raise NotImplementedError", "print('mine', x.shape); return x + x"))
+    done = clearhead_process("check", "7")
+    assert done.exit_code == 0
+    assert "✓ double\n    It printed:\n      mine torch.Size([3])\n✓ Doubler\n" in done.stdout
+    assert "All 2 exercises of lesson 7 pass.\n" in done.stdout
+    assert done.stdout.rstrip().endswith("learn 8   Reading")
+    assert "nothing left to hint at" in clearhead_process("check", "7", "--hint").stdout
+    assert clearhead_process("check", "7", "--solution").stdout.count("One way to write") == 2
+
+
+def test_reset_keeps_what_was_written(clearhead_: Any, answer: Any, right: str) -> None:
+    file = answer(right)
+    clearhead_("check", "7")
+    for number in (1, 2):
+        done = clearhead_("check", "7", "--reset")
+        assert done.exit_code == 0
+        assert f"kept as exercises-old-{number}.py beside it" in done.stdout
+    assert file.with_name("exercises-old-1.py").read_text() == right
+    assert "raise NotImplementedError" in file.read_text()
+    assert clearhead_("learn").stdout.startswith(" 7  Doubling  0 of 2")
+
+
+def test_a_seed_repeats_the_inputs(clearhead_: Any, answer: Any) -> None:
+    answer("def double(x):\n    print(x.tolist())\n    return x\n")
+
+    def printed(*arguments: str) -> tuple[str, str]:
+        out = clearhead_("check", "7", *arguments).stdout
+        return re.search(r"\[.*\]", out)[0], re.search(r"seed (\d+)", out)[1]  # type: ignore[index]
+
+    first, seed = printed()
+    assert printed("--seed", seed) == (first, seed)
+    assert printed()[0] != first
+
+
+def test_the_file_is_found_from_other_folders(clearhead_: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clearhead_("learn", "7")
+    file = (here / "clearhead-lesson-7" / "exercises.py").resolve()
+    monkeypatch.chdir(file.parent)
+    assert f"Checking {file} " in clearhead_("check", "7").stdout
+    monkeypatch.chdir("/")
+    assert f"Checking {file} " in clearhead_("check", "7").stdout, "where it was last written"
+    assert f"Checking {file} " in clearhead_("check", "7", "--folder", str(file.parent)).stdout
+
+
+def test_another_lessons_folder_is_not_taken_for_this_one(clearhead_: Any, here: Path) -> None:
+    (here / "exercises.py").write_text("# Check it with clearhead check 77\n")
+    assert clearhead_("check", "7").exit_code == 2
+
+
+def test_a_renamed_file_or_folder_is_asked_for(clearhead_: Any, here: Path) -> None:
+    clearhead_("learn", "7")
+    lesson = here / "clearhead-lesson-7"
+    os.rename(lesson / "exercises.py", lesson / "answers.py")
+    done = clearhead_("check", "7")
+    assert done.exit_code == 2
+    assert f"there is no file {lesson / 'exercises.py'}. The check reads exercises.py and nothing else" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["07_doubling.ipynb", "07_doubling.py"])
+def test_an_answer_in_the_notebook_is_pointed_out(clearhead_: Any, here: Path, where: str) -> None:
+    clearhead_("learn", "7")
+    file = here / "clearhead-lesson-7" / where
+    text = file.read_text()
+    answer = "def double(x):\\n    return 2 * x" if where.endswith("ipynb") else "def double(x):\n    return 2 * x"
+    file.write_text(text.replace("print(1 + 1)", answer))
+    done = clearhead_("check", "7")
+    assert done.stdout.count("which the check does not read: copy it into exercises.py") == 1
+    assert f"There is one in {where}, which" in done.stdout
+
+
+def test_from_python_the_report_shows_itself(in_this_process: None, answer: Any, right: str) -> None:
+    file = answer(HALF)
+    report = check(7, seed=3)
+    assert (report.passed, report.first_open) == (False, "Doubler")
+    assert repr(report).splitlines()[:2] == [f"Checked {file}", "✓ double"]
+    assert repr(report).endswith("1 of 2 exercises pass. (Inputs: seed 3)")
+    answer(right)
+    assert repr(check(7, file.parent)).endswith("All 2 exercises of lesson 7 pass.")
+
+
+def test_what_code_says_is_not_obeyed_by_the_terminal(clearhead_: Any, answer: Any) -> None:
+    answer("def double(x):\n    print('\\x1b[2J[bold]')\n    raise ValueError('\\x1b]0;title\\x07')\n")
+    done = clearhead_("check", "7")
+    assert "\x1b" not in done.output
+    assert "[bold]" in done.stdout
+
+
+def test_listing_needs_no_torch_and_is_quick(here: Path) -> None:
+    code = "import sys; from clearhead.learn import commands; commands.list_lessons(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("False\n"), done.stderr
