@@ -106,6 +106,15 @@ def test_pairs_are_those_that_the_mask_shows(tokens: int, window: int) -> None:
     assert both.tiled.pairs == both.dense.pairs == tokens**2
 
 
+def test_any_rule_has_a_price() -> None:
+    cost = Cost(tokens=131_072, window=1024)
+    assert cost.sparse(masks.sliding_window(1024).bind(131_072, 131_072).count(), kept=1024) == cost.windowed
+    sinks = masks.sliding_window(1024) | masks.causal() & masks.first_tokens(4)
+    more = cost.sparse(sinks.bind(131_072, 131_072).count(), kept=1028)
+    assert more.pairs - cost.windowed.pairs == sum(min(4, t - 1023) for t in range(1024, 131_072))
+    assert more.cache == cost.kv_cache(1028)
+
+
 def test_the_cache_is_that_of_the_shared_heads() -> None:
     for name, groups in (("llama2_7b_4096_fp16_MHA", 32), ("mistral7b_4096_fp16_G8", 8)):
         cost = Cost(tokens=4096, heads=32, kv_heads=groups, layers=32, head_dim=128)
@@ -201,7 +210,7 @@ def test_the_command_prints_a_table() -> None:
         ["Time", "Weights", "Cache"],
         ["dense", "9.0", "PFLOP", "35.2", "TB", "17.2", "GB"],
         ["tiled", "4.5", "PFLOP", "537", "MB", "17.2", "GB"],
-        ["window", "of", "4,096", "277", "TFLOP", "537", "MB", "537", "MB"],
+        ["sparse,", "window", "4,096", "277", "TFLOP", "537", "MB", "537", "MB"],
         ["linear", "5.5", "TFLOP", "-", "8.5", "MB"],
     ]
     assert "of one head of one layer, dense, 34.4 GB" in done.stdout
@@ -221,7 +230,7 @@ def test_of_a_model_by_its_config_alone(tiny: Path, empty_cache: Path) -> None:
     done = run(str(tiny))
     assert done.exit_code == 0, done.output
     assert "64 tokens, 2 layers x 4 heads of width 8, 2 key/value heads, float16, causal" in done.stdout
-    assert "window" not in done.stdout  # of 4,096: wider than the text
+    assert "window" not in done.stdout  # 4,096 is wider than the text
     assert not empty_cache.exists()  # nothing was converted
 
 

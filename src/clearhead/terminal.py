@@ -178,7 +178,7 @@ def show_cost(cost: Cost, name: str | None) -> None:
     out.print(f"{title}{_count(cost.tokens, 'token')}, {heads}{shared}, {cost.dtype}, {causal}", soft_wrap=True)
     _print(out, _prices(cost))
     out.print(f"Weights: of all layers; of one head of one layer, dense, {size(cost.dense_head)}.", soft_wrap=True)
-    out.print("Tiled kinds keep one number a row instead, from which any weight is computed again.", soft_wrap=True)
+    out.print("Tiled and sparse keep one number a row instead, from which any weight is computed again.", soft_wrap=True)
     if cost.causal:
         out.print("Cache: what is kept of earlier tokens to generate the next one.", soft_wrap=True)
     beside = f"Projections: {size(cost.projections, 'FLOP')}; dense attention takes longer from"
@@ -192,11 +192,11 @@ def _prices(cost: Cost) -> Table:
     rows = {
         "dense": cost.dense,
         "tiled": cost.tiled,
-        f"window of {cost.window:,}": cost.windowed,
+        f"sparse, window {cost.window:,}": cost.windowed,
         "linear": cost.linear,
     }
     for kind, price in rows.items():
-        if kind[:6] != "window" or cost.window < cost.tokens:
+        if kind[:6] != "sparse" or cost.window < cost.tokens:
             held = [size(nbytes) if nbytes else "-" for nbytes in (price.weights, price.cache)]
             table.add_row(kind, size(price.flops, "FLOP"), *held)
     return table
