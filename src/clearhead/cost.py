@@ -29,8 +29,8 @@ class Price:
     Attributes:
         pairs: (query, key) pairs that one head computes a score for; 0 where there are no scores
         flops: multiplications and additions, without the projections: 4 · pairs · head_dim a head
-        weights: bytes to have the weights of every layer; for tiled and sparse ones those of one log-sum-exp a row, from which
-            (with q and k) any weight can be had again
+        weights: bytes to have the weights of every layer; where they are not stored, of one log-sum-exp a row, from
+            which (with q and k) any weight can be had again
         cache: bytes kept of earlier tokens to generate the next one; 0 if not causal, since nothing is generated then
     """
 

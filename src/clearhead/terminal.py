@@ -178,7 +178,7 @@ def show_cost(cost: Cost, name: str | None) -> None:
     out.print(f"{title}{_count(cost.tokens, 'token')}, {heads}{shared}, {cost.dtype}, {causal}", soft_wrap=True)
     _print(out, _prices(cost))
     out.print(f"Weights: of all layers; of one head of one layer, dense, {size(cost.dense_head)}.", soft_wrap=True)
-    out.print("Tiled and sparse keep one number a row instead, from which any weight is computed again.", soft_wrap=True)
+    out.print("Tiled and sparse keep one number a row, from which any weight is computed again.", soft_wrap=True)
     if cost.causal:
         out.print("Cache: what is kept of earlier tokens to generate the next one.", soft_wrap=True)
     beside = f"Projections: {size(cost.projections, 'FLOP')}; dense attention takes longer from"
