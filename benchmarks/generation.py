@@ -38,6 +38,8 @@ class GPT(nn.Module):
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(1024, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)  # larger, and the last token would always be drawn again
 
     def new_caches(self) -> list[KVCache]:
         return [block.attention.new_cache(1, PROMPT + NEW) for block in self.blocks]

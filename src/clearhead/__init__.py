@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import masks, nn, reference, scores, testing, zoo
+    from clearhead import cost, masks, nn, reference, scores, testing, zoo
     from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
     from clearhead.maps import AttentionMap, DenseMap, SoftmaxMap, Statistics, average_heads
     from clearhead.recording import Recording, record
     from clearhead.view import View, look
 
-_MODULES = ("masks", "nn", "reference", "scores", "testing", "zoo")
+_MODULES = ("cost", "masks", "nn", "reference", "scores", "testing", "zoo")
 _HOMES = {
     "AttentionMap": "maps",
     "DTypeError": "errors",
@@ -49,6 +49,7 @@ __all__ = [
     "View",
     "__version__",
     "average_heads",
+    "cost",
     "look",
     "masks",
     "nn",

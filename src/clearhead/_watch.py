@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor
 
 from clearhead.errors import RecordingError
@@ -50,5 +51,5 @@ class Watched:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often the tensor was written to; inference tensors do not count, and cannot be watched."""
-    return 0 if tensor.is_inference() else tensor._version
+    """How often the tensor was written to; inference tensors and those of a traced graph do not count."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version

@@ -106,3 +106,11 @@ def test_another_dtype_or_device(rung: Rung, name: str) -> None:
 def test_no_features() -> None:
     with pytest.raises(ShapeError, match="no features"):
         SimpleSelfAttention()(torch.ones(3, 0))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nan_is_named_with_its_place(rung: Rung, tokens: Tokens, name: str) -> None:
+    x = tokens()
+    x[1, 3, 2] = float("nan")
+    with pytest.raises(DTypeError, match=r"holds 1 numbers that are NaN or infinite, the first at \[1, 3, 2\]"):
+        rung(name)(x)

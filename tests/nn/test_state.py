@@ -71,7 +71,7 @@ def test_exported_and_compiled_layers_give_the_same(rung: Rung, tokens: Tokens, 
     exported = torch.export.export(layer, (x,)).module()
     torch.testing.assert_close(exported(x), layer(x), atol=1e-6, rtol=0)
     torch._dynamo.reset()
-    compiled = torch.compile(layer, backend="aot_eager")
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(x), atol=1e-6, rtol=0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead._checks import check_count, describe
+from clearhead._checks import check_all_finite, check_count, describe
 from clearhead.errors import DTypeError, ShapeError
 
 
@@ -35,11 +35,18 @@ def check_heads(layer: nn.Module, width: int, num_heads: int, name: str = "d_out
 
 
 def check_input(
-    layer: nn.Module, x: object, width: int | None = None, context_length: int | None = None, name: str = "x"
+    layer: nn.Module,
+    x: object,
+    width: int | None = None,
+    context_length: int | None = None,
+    *,
+    name: str = "x",
+    finite: bool = True,
 ) -> None:
     """Raise unless `x` is a float tensor (T, width) or (B, T, width) on the layer's device, in its dtype, not too long.
 
-    Any width will do if none is given. Under autocast PyTorch converts the dtype itself.
+    Any width will do if none is given. Under autocast PyTorch converts the dtype itself. Numbers are looked at (all must
+    be `finite`) where there are any yet: not while torch.compile or torch.export trace.
     """
     arrived = f"{type(layer).__name__} got {name} = {describe(x)}"
     shape = "d" if width is None else str(width)
@@ -58,6 +65,8 @@ def check_input(
             f" {name}[..., -{context_length}:, :], or make the layer with a longer context."
         )
     _check_kind(arrived, x, next(layer.parameters(), x))
+    if finite and not torch.compiler.is_compiling() and not x.is_meta:
+        check_all_finite(type(layer).__name__, **{name: x})
 
 
 def _check_kind(arrived: str, x: Tensor, weight: Tensor) -> None:

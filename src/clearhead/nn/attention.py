@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import masks
-from clearhead._checks import check_all_finite, check_count, describe
+from clearhead._checks import check_count, describe
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.functional import split_mask
 from clearhead.kernels.output import output
@@ -290,12 +290,12 @@ class Attention(IgnoresMask):
                 raise ShapeError(f"{self!r}: {reason}.")
 
     def _check_call(self, x: Tensor, context: Tensor | None, cache: KVCache | None) -> None:
-        check_input(self, x, self.d_in, self.context_length)
+        check_input(self, x, self.d_in, self.context_length, finite=self.check_finite)
         if (context is None) != (self.d_context is None):
             told = "needs a context (B, S, d_context)" if context is None else "was made without d_context"
             raise ShapeError(f"Attention got x = {describe(x)} and context = {describe(context)}: this layer {told}.")
         if context is not None:
-            check_input(self, context, self.d_context, name="context")
+            check_input(self, context, self.d_context, name="context", finite=self.check_finite)
             if context.ndim != x.ndim or context.shape[:-2] != x.shape[:-2]:
                 raise ShapeError(
                     f"Attention got x = {describe(x)} and context = {describe(context)}: expected one context for each"
@@ -309,8 +309,6 @@ class Attention(IgnoresMask):
                 f"Attention got x = {describe(x)} after {end - x.shape[-2]} tokens in the cache: together {end}, more"
                 f" than context_length={self.context_length}. Begin a new cache, or make the layer longer."
             )
-        if self.check_finite:
-            check_all_finite("Attention", **{"x": x} if context is None else {"x": x, "context": context})
 
     def extra_repr(self) -> str:
         """The variants that are not visible from the submodules."""
