@@ -45,8 +45,8 @@ def check_input(
 ) -> None:
     """Raise unless `x` is a float tensor (T, width) or (B, T, width) on the layer's device, in its dtype, not too long.
 
-    Any width will do if none is given. Under autocast PyTorch converts the dtype itself. Numbers are looked at (all must
-    be `finite`) where there are any yet: not while torch.compile or torch.export trace.
+    Any width will do if none is given. Under autocast PyTorch converts the dtype itself. That all numbers are `finite`
+    is asked where there are numbers yet: not while torch.compile or torch.export trace.
     """
     arrived = f"{type(layer).__name__} got {name} = {describe(x)}"
     shape = "d" if width is None else str(width)
