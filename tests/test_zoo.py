@@ -414,6 +414,20 @@ def test_loading_prints_nothing(tiny: Path, empty_cache: Path, capfd: pytest.Cap
 # -- context_length
 
 
+def test_a_notebook_without_widgets_is_not_warned(tiny: Path, empty_cache: Path) -> None:
+    code = """
+import sys
+from types import SimpleNamespace
+shell = SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules |= {"IPython": SimpleNamespace(get_ipython=lambda: shell), "ipywidgets": None}
+from clearhead import zoo
+zoo.load(sys.argv[1])
+print("tqdm.autonotebook" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tiny)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

@@ -58,7 +58,9 @@ def check(file: Path) -> None:
 
 def _read(file: Path, auto_class: str) -> Any:
     import torch
-    import transformers
+
+    with quiet():
+        import transformers
 
     wanted = {"dtype": torch.float32} if auto_class != "AutoTokenizer" else {}
     try:

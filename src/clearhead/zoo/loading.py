@@ -188,7 +188,8 @@ def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
 
 
 def _config(source: str, name: str, *, local: bool, **where: str) -> PretrainedConfig:
-    import transformers
+    with quiet():
+        import transformers
 
     try:
         with quiet(), no_stderr():
