@@ -418,11 +418,11 @@ def test_a_notebook_without_widgets_is_not_warned(tiny: Path, empty_cache: Path)
     code = """
 import sys
 from types import SimpleNamespace
-shell = SimpleNamespace(config={"IPKernelApp": {}})
-sys.modules |= {"IPython": SimpleNamespace(get_ipython=lambda: shell), "ipywidgets": None}
+notebook = {"ipykernel.zmqshell": SimpleNamespace(), "IPython": SimpleNamespace(get_ipython=object), "ipywidgets": None}
+sys.modules |= notebook
 from clearhead import zoo
 zoo.load(sys.argv[1])
-print("tqdm.autonotebook" in sys.modules)
+print("tqdm.notebook" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code, str(tiny)], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
