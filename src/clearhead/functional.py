@@ -9,13 +9,22 @@ from torch.nn import functional as F
 
 from clearhead._checks import check_all_finite, check_count, check_qkv, describe, four
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.kernels import flash
+from clearhead.kernels import flash, linear
+from clearhead.kernels.linear import LinearState
 from clearhead.kernels.output import output
+from clearhead.maps.additive import AdditiveMap
+from clearhead.maps.linear import LinearMap
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import MaskRule, causal, dense
 from clearhead.scores import Bias
 
-__all__ = ["flash_attention", "scaled_dot_product_attention"]
+__all__ = [
+    "LinearState",
+    "additive_attention",
+    "flash_attention",
+    "linear_attention",
+    "scaled_dot_product_attention",
+]
 
 
 def scaled_dot_product_attention(
@@ -114,6 +123,85 @@ def flash_attention(
         *(four(q), four(k), four(v)), mask=attn.mask, bias=attn.bias, scale=attn.scale, softcap=attn.softcap, tile=tile
     )
     return out.reshape(*q.shape[:-1], v.shape[-1]), attn
+
+
+def additive_attention(
+    q: Tensor,  # (B, T, A), or (B, H, T, A), or (T, A)
+    k: Tensor,  # (B, S, A)
+    v: Tensor,  # (B, S, Dv)
+    score: Tensor,  # (A,)
+    *,
+    mask: MaskRule | Tensor | None = None,
+) -> tuple[Tensor, AdditiveMap]:  # (B, T, Dv), map (B, T, S)
+    """softmax(score · tanh(q_t + k_s), masked) V: query and key are compared by a small network.
+
+    q and k are projected to a common width A before: W s_{i-1} and U h_j in the paper. U h_j does not depend on the
+    query, so a decoder projects its keys once per sentence: `nn.AdditiveAttention.project_keys`. v are the h_j.
+    A query that sees no key gets 0. NaN in a value reaches the queries that give it weight, and no other.
+
+    Raises: ShapeError, DTypeError. Cost: O(T·S·A) time; memory O(T + S) beyond the inputs, in the backward pass too.
+    Source: Bahdanau, Cho, Bengio 2015, section 3.1 (score is v_a).
+
+    >>> import torch
+    >>> states = torch.eye(3)
+    >>> additive_attention(states[:1], states, states, torch.tensor([1.0, 1.0, 1.0]))[0]
+    tensor([[0.2223, 0.3888, 0.3888]])
+    """
+    check_qkv("additive_attention", q, k, v)
+    attn = AdditiveMap(q, k, score, mask=mask)
+    return (attn @ v).to(v.dtype), attn
+
+
+def linear_attention(
+    q: Tensor,  # (B, H, T, D), (B, T, D) or (T, D)
+    k: Tensor,  # (B, G, S, D)
+    v: Tensor,  # (B, G, S, Dv)
+    *,
+    is_causal: bool = False,
+    padding: Tensor | None = None,  # (B, S) or (S,)
+    state: LinearState | None = None,
+    chunk: int = 128,
+) -> tuple[Tensor, LinearMap]:  # (B, H, T, Dv), map (B, H, T, S)
+    """φ(Q) φ(K)ᵀ V, each row divided by its weights' sum, φ(x) = elu(x) + 1: attention in O(n) time.
+
+    It is not softmax attention and does not approximate it: a model has to be trained with it. `chunk` chooses between
+    equal forms of the causal sum: 1 is the recurrent form, T the parallel one; in between lies what is fast.
+    `padding` is True or 1 where a key is real. A `state` holds all earlier tokens: pass the same `LinearState` with
+    each new token or piece of text, and it goes on. A query that sees no key gets 0.
+
+    Raises: ShapeError (is_causal with T ≠ S among others), DTypeError.
+    Cost: O((T + S)·D·Dv) time, T·chunk·D more if causal; a state of D·(Dv + 1) numbers a head. Gradients: all.
+    Source: Katharopoulos et al. 2020, equations 4 to 7 and 16 to 20.
+
+    >>> import torch
+    >>> x, state = torch.tensor([[0.0], [2.0]]), LinearState()
+    >>> whole, _ = linear_attention(x, x, x, is_causal=True)
+    >>> steps = [linear_attention(token, token, token, is_causal=True, state=state)[0] for token in x.split(1)]
+    >>> whole.tolist(), torch.cat(steps).tolist(), state
+    ([[0.0], [1.5]], [[0.0], [1.5]], LinearState(2 tokens in 8 B))
+    """
+    call = "linear_attention"
+    check_qkv(call, q, k, v)
+    check_count(call, "chunk", chunk, at_least=1)
+    past = None if state is None else _carried(call, state, k, v)
+    attn = LinearMap(q, k, is_causal=is_causal, padding=padding, past=None if past is None else past[..., -1])
+    keys, values = linear.features(four(k), attn.padding), four(v).to(attn.dtype)
+    values = values if attn.padding is None else linear.hide(values, attn.padding)
+    *parts, sums = linear.attention(linear.features(four(q)), keys, values, past, is_causal=is_causal, chunk=chunk)
+    if state is not None:
+        state.sums, state.tokens = sums, state.tokens + k.shape[-2]
+    return linear.divide(*parts).to(q.dtype).reshape(*q.shape[:-1], v.shape[-1]), attn
+
+
+def _carried(call: str, state: LinearState, k: Tensor, v: Tensor) -> Tensor | None:
+    """What the state holds, if it belongs to keys and values like these."""
+    want = (*four(k).shape[:2], k.shape[-1], v.shape[-1] + 1)
+    if state.sums is not None and state.sums.shape != want:
+        raise ShapeError(
+            f"{call}(k={describe(k)}, v={describe(v)}, state={state!r}): the state holds {describe(state.sums)},"
+            f" expected {want}. A state belongs to one layer and one batch: pass a new LinearState()."
+        )
+    return state.sums
 
 
 def _check_causal(q: Tensor, k: Tensor, is_causal: bool) -> None:

@@ -86,7 +86,11 @@ def weights(
     sinks: Tensor | None = None,  # (H,)
 ) -> Tensor:  # (…, H, T, S)
     """softmax over the visible keys; a row without any is 0."""
-    s = scores(q, k, scale=scale, softcap=softcap, bias=bias)
+    return softmax(scores(q, k, scale=scale, softcap=softcap, bias=bias), mask, sinks)
+
+
+def softmax(s: Tensor, mask: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+    """e^s over its sum along the keys, masked pairs and rows without any 0."""
     if mask is not None:
         s = torch.where(mask, s, -math.inf)
     m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -math.inf)
@@ -104,6 +108,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, sc
     if q.ndim > 2 and q.shape[-3] != v.shape[-3]:
         v = v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
     return torch.einsum("...ts,...sd->...td", a, v)
+
+
+def additive_scores(q: Tensor, k: Tensor, W: Tensor, U: Tensor, v: Tensor) -> Tensor:  # (…, T, S)
+    """vᵀ tanh(W q_t + U k_s), W (d_q, A), U (d_k, A), v (A,). Bahdanau et al. 2015, section 3.1 and appendix A.1.2."""
+    return torch.tanh((q @ W)[..., :, None, :] + (k @ U)[..., None, :, :]) @ v
+
+
+def phi(x: Tensor) -> Tensor:
+    """elu(x) + 1. Katharopoulos et al. 2020, equation 7."""
+    return torch.nn.functional.elu(x) + 1
+
+
+def linear_weights(q: Tensor, k: Tensor, *, mask: Tensor | None = None) -> Tensor:  # (…, T, S)
+    """φ(q_t)·φ(k_s), divided by its sum over the visible keys; a row without any is 0. Equation 4 of the same."""
+    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+    a = torch.einsum("...td,...sd->...ts", phi(q), phi(k))
+    a = a if mask is None else torch.where(mask, a, 0.0)
+    total = a.sum(-1, keepdim=True)
+    return torch.where(total > 0, a / torch.where(total > 0, total, 1.0), 0.0)
 
 
 # --- what is said about weights A (…, T, S) --------------------------------------------------------------------------

@@ -1,8 +1,19 @@
 """The attention matrix as a lazy operator: two primitives (shape and tile), and everything that follows from them."""
 
+from clearhead.maps.additive import AdditiveMap
 from clearhead.maps.base import AttentionMap, Statistics
 from clearhead.maps.composed import HeadAverage, average_heads
 from clearhead.maps.dense import DenseMap
+from clearhead.maps.linear import LinearMap
 from clearhead.maps.softmax import SoftmaxMap
 
-__all__ = ["AttentionMap", "DenseMap", "HeadAverage", "SoftmaxMap", "Statistics", "average_heads"]
+__all__ = [
+    "AdditiveMap",
+    "AttentionMap",
+    "DenseMap",
+    "HeadAverage",
+    "LinearMap",
+    "SoftmaxMap",
+    "Statistics",
+    "average_heads",
+]

@@ -16,7 +16,7 @@ from clearhead._checks import check_qkv, four, span
 from clearhead._watch import Watched
 from clearhead.errors import DTypeError, RecordingError, ShapeError
 from clearhead.kernels import tiles
-from clearhead.kernels.grouped import grouped_matmul
+from clearhead.kernels.grouped import grouped_matmul, groups_of, take
 from clearhead.maps.base import AttentionMap
 from clearhead.masks import Coverage, MaskRule, as_rule
 from clearhead.scores import Bias, as_bias, softcap
@@ -162,20 +162,20 @@ class SoftmaxMap(AttentionMap):
         for axis, at in zip(self._axes, lead, strict=True):
             chosen._keep_batches(at) if axis == 0 else chosen._keep_heads(at)
         if rows is not None:
-            chosen._q, chosen._t, chosen._all_queries = _take(chosen._q, 2, rows), self._t[rows], False
-            chosen._lse = _take(chosen._lse, 2, rows)
+            chosen._q, chosen._t, chosen._all_queries = take(chosen._q, 2, rows), self._t[rows], False
+            chosen._lse = take(chosen._lse, 2, rows)
         return chosen
 
     def _keep_batches(self, at: int | Tensor) -> None:
-        self._q, self._k, self._b = _take(self._q, 0, at), _take(self._k, 0, at), _take(self._b, 0, at)
-        self._v = None if self._v is None else _take(self._v, 0, at)
-        self._lse = _take(self._lse, 0, at)
+        self._q, self._k, self._b = take(self._q, 0, at), take(self._k, 0, at), take(self._b, 0, at)
+        self._v = None if self._v is None else take(self._v, 0, at)
+        self._lse = take(self._lse, 0, at)
 
     def _keep_heads(self, at: int | Tensor) -> None:
-        groups = _groups(at, self._q.shape[1] // max(1, self._k.shape[1]))
-        self._q, self._k, self._h = _take(self._q, 1, at), _take(self._k, 1, groups), _take(self._h, 0, at)
-        self._v = None if self._v is None else _take(self._v, 1, groups)
-        self._lse = _take(self._lse, 1, at)
+        groups = groups_of(at, self._q.shape[1] // max(1, self._k.shape[1]))
+        self._q, self._k, self._h = take(self._q, 1, at), take(self._k, 1, groups), take(self._h, 0, at)
+        self._v = None if self._v is None else take(self._v, 1, groups)
+        self._lse = take(self._lse, 1, at)
 
     # --- primitives -----------------------------------------------------------------------------------------------
 
@@ -331,21 +331,3 @@ def _number(name: str, value: object) -> float:
 def _exp(scores: Tensor, lse: Tensor) -> Tensor:
     """exp(score - lse), 0 in a row that may attend to nothing."""
     return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
-
-
-def _take(tensor: Tensor, dim: int, at: int | Tensor) -> Tensor:
-    """One index (the dimension stays, with size 1) or several; a run of consecutive ones is a view."""
-    if isinstance(at, int):
-        return tensor.narrow(dim, at, 1)
-    n = at.numel()
-    if n and bool((at == torch.arange(n, device=at.device) + at[0]).all()):
-        return tensor.narrow(dim, int(at[0]), n)
-    return tensor.index_select(dim, at)
-
-
-def _groups(heads: int | Tensor, per_group: int) -> int | Tensor:
-    """The key heads that these query heads read: each once if they still share evenly, else one a query head."""
-    if isinstance(heads, int):
-        return heads // per_group
-    groups, counts = torch.unique_consecutive(heads // per_group, return_counts=True)
-    return groups if counts.unique().numel() <= 1 else heads // per_group

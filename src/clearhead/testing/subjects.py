@@ -9,8 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.maps import AttentionMap, DenseMap, SoftmaxMap, average_heads
+from clearhead import reference
+from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, average_heads
 from clearhead.maps.base import Selection
+from clearhead.masks import MaskRule
 from clearhead.testing.cases import Case
 from clearhead.testing.contract import Subject
 
@@ -119,6 +121,62 @@ def _selection(case: Case) -> Subject:
         lambda: Selection(softmax_map(case), (1, torch.tensor([1, 0])), rows),
         lambda a: a[1, [1, 0]][..., rows, :],
     )
+
+
+@subject("AdditiveMap")
+def _additive(case: Case) -> Subject:
+    score = torch.linspace(-1, 2, case.q.shape[-1]).to(case.q.dtype)
+    return _compared(case, score, case.q, case.k, case.mask, case.seen)
+
+
+@subject("AdditiveMap (B, T, A)")
+def _additive_batches(case: Case) -> Subject:
+    case, score = _first_head(case), torch.linspace(-1, 2, case.q.shape[-1]).to(case.q.dtype)
+    return _compared(case, score, case.q[:, 0], case.k[:, 0], case.seen, case.seen[:, 0])
+
+
+def _compared(case: Case, score: Tensor, q: Tensor, k: Tensor, mask: MaskRule | Tensor | None, seen: Tensor) -> Subject:
+    """An additive map and its weights, queries and keys already projected."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+
+    def weights(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        same = torch.eye(q.shape[-1], dtype=dtype)
+        keys = k if k.ndim < 4 else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        scores = reference.additive_scores(q.to(dtype), keys.to(dtype), same, same, score.to(dtype))
+        return reference.softmax(scores, seen), scores[seen].abs()
+
+    (exact, scores), (plain, _) = weights(torch.float64), weights(wide)
+    largest = float(scores.max()) if scores.numel() else 0.0
+    return Subject(lambda: AdditiveMap(q, k, score, mask=mask), exact, plain, terms=case.terms, score=largest)
+
+
+@subject("LinearMap")
+def _linear(case: Case) -> Subject:
+    return _linear_of(case.q, case.k, case.terms)
+
+
+@subject("LinearMap, causal and padded")
+def _linear_causal(case: Case) -> Subject:
+    """With more or fewer queries than keys there is no causal one: padding alone."""
+    B, _, T, S = case.shape
+    real = torch.arange(S) >= torch.tensor([S // 3, 0])[:B, None]
+    return _linear_of(case.q, case.k, case.terms, is_causal=T == S, padding=real)
+
+
+@subject("LinearMap (T, D)")
+def _linear_matrices(case: Case) -> Subject:
+    return _linear_of(case.q[0, 0], case.k[0, 0], case.terms)
+
+
+def _linear_of(q: Tensor, k: Tensor, terms: int, *, is_causal: bool = False, padding: Tensor | None = None) -> Subject:
+    T, S = q.shape[-2], k.shape[-2]
+    seen = torch.ones(T, S, dtype=torch.bool).tril() if is_causal else torch.ones(T, S, dtype=torch.bool)
+    seen = seen if padding is None else seen & padding[:, None, None]
+    exact, plain = (
+        reference.linear_weights(q.to(dtype), k.to(dtype), mask=seen)
+        for dtype in (torch.float64, torch.promote_types(q.dtype, torch.float32))
+    )
+    return Subject(lambda: LinearMap(q, k, is_causal=is_causal, padding=padding), exact, plain, terms=terms)
 
 
 @subject("SoftmaxMap.uniform()")

@@ -1,0 +1,125 @@
+"""LinearMap: the weights of linear attention, φ(q)·φ(k) made to sum to 1, with a product in O(n) time.
+
+A[t, s] = φ(q_t)·φ(k_s) / Σ_s φ(q_t)·φ(k_s),    φ(x) = elu(x) + 1
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+
+import torch
+from torch import Tensor
+
+from clearhead._checks import describe
+from clearhead.errors import ShapeError
+from clearhead.kernels import linear
+from clearhead.kernels.grouped import grouped_matmul, take
+from clearhead.maps.paired import Paired
+from clearhead.masks import MaskRule, causal
+from clearhead.masks import padding as real_keys
+
+__all__ = ["LinearMap"]
+
+
+class LinearMap(Paired):
+    """The weights of linear attention as a lazy operator; `attn @ x` takes O(T + S) time, and no T×S tensor.
+
+    Args:
+        q: (B, H, T, D), (B, T, D) or (T, D). k: (B, G, S, D), G dividing H.
+        is_causal: whether query t sees the keys up to its own; T and S must be equal.
+        padding: (B, S) or (S,), True or 1 where a key is real.
+        past: (B, G, D), Σ φ(k) of keys before these: rows then sum to less than 1, the rest is theirs.
+
+    Cost of what is no product: one pass, O(T·S·D) time, O(T + S) memory. Source: Katharopoulos et al. 2020, equation 4.
+
+    >>> x = torch.tensor([[0.0], [2.0]])  # φ: 1 and 3
+    >>> LinearMap(x, x, is_causal=True).to_dense()
+    tensor([[1.0000, 0.0000],
+            [0.2500, 0.7500]])
+    """
+
+    def __init__(
+        self,
+        q: Tensor,  # (B, H, T, D)
+        k: Tensor,  # (B, G, S, D)
+        *,
+        is_causal: bool = False,
+        padding: Tensor | None = None,  # (B, S) or (S,)
+        past: Tensor | None = None,  # (B, G, D)
+    ) -> None:
+        padding = padding[None] if isinstance(padding, Tensor) and padding.ndim == 1 else padding
+        rules: list[MaskRule] = [causal()] if is_causal else []
+        rules += [] if padding is None else [real_keys(keys=padding)]
+        super().__init__(q, k, reduce(and_, rules) if rules else None, *(() if past is None else (past,)))
+        if is_causal and q.shape[-2] != k.shape[-2]:
+            raise ShapeError(
+                f"LinearMap(q={describe(q)}, k={describe(k)}, is_causal=True): expected as many queries as keys. Keys"
+                " before the first query are carried as sums: linear_attention(…, state=LinearState())."
+            )
+        B, G, _, D = self._k.shape
+        if past is not None and past.shape != (B, G, D):
+            raise ShapeError(
+                f"LinearMap(past={describe(past)}): expected ({B}, {G}, {D}), a sum for each feature of k."
+            )
+        self.padding, self._is_causal, self._past = padding, is_causal, past
+        self._norm: Tensor | None = None
+
+    def _weights(self, rows: slice, cols: slice) -> Tensor:
+        q, k = linear.features(self._q[:, :, rows]), linear.features(self._k[:, :, cols])
+        return linear.divide(self._hide(grouped_matmul(q, k.mT), rows, cols, 0.0), self._norm_of(rows))
+
+    def _keep_batches(self, at: int | Tensor) -> None:
+        super()._keep_batches(at)
+        self.padding, self._past, self._norm = (
+            None if kept is None else take(kept, 0, at) for kept in (self.padding, self._past, self._norm)
+        )
+
+    def _keep_heads(self, at: int | Tensor) -> None:
+        groups = self._groups(at)
+        super()._keep_heads(at)
+        self._past = None if self._past is None else take(self._past, 1, groups)
+        self._norm = None if self._norm is None else take(self._norm, 1, at)
+
+    def _norm_of(self, rows: slice) -> Tensor:
+        """The denominators of some rows, (B, H, t, 1); of all of them once, where no gradient is asked of it."""
+        norm = self._norm
+        if norm is None or self._needs_graph():
+            norm = self._sums(linear.features(self._k, self.padding), self._k[..., :0])[1]
+        if not self._needs_graph():
+            self._norm = norm
+        return norm[:, :, rows]
+
+    def _sums(self, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerators and denominators of all queries for keys and values of the same heads."""
+        before = None
+        if self._past is not None:
+            before = self._past.repeat_interleave(k.shape[1] // self._past.shape[1], 1)[..., None].to(self.dtype)
+            before = torch.nn.functional.pad(before, (x.shape[-1], 0))
+        q, x = linear.features(self._q), x.to(self.dtype)
+        numerator, norm, _ = linear.attention(q, k, x, before, is_causal=self._is_causal)
+        return numerator, norm
+
+    def _finite_product(self, x: Tensor, *, transposed: bool) -> Tensor:
+        if transposed:
+            return super()._finite_product(x, transposed=True)
+        k, x = self._side_by_side(linear.features(self._k, self.padding), x)
+        return linear.divide(*self._sums(k, x)).reshape(*self.shape[:-1], x.shape[-1])
+
+    def _side_by_side(self, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with the same batch entries and heads: x's heads may be 1, G, H, or others that divide H."""
+        lead = [1, 1]
+        for axis, n in zip(reversed(self._axes), reversed(x.shape[:-2]), strict=False):
+            lead[axis] = n
+        x = x.reshape(*lead, *x.shape[-2:])
+        (B, H), G = self._q.shape[:2], k.shape[1]
+        if x.shape[1] not in (1, G):
+            k, x = (t.repeat_interleave(H // t.shape[1], 1) for t in (k, x))
+        return k, x.expand(B, k.shape[1], -1, -1)
+
+    def columns(self, keys: Tensor) -> Tensor:
+        """The weights on some keys (n,), (…, T, n): a product, O((T + S)·n·D)."""
+        return self @ (torch.arange(self.shape[-1], device=self.device)[:, None] == keys).to(self.dtype)
+
+    def _notes(self) -> list[str]:
+        return super()._notes() + ([] if self._past is None else ["a past: rows sum to less than 1"])
