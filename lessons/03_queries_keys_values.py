@@ -1,0 +1,144 @@
+# ---
+# jupyter:
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+# %% [markdown]
+# # Lesson 3: Queries, keys, values, and why √d
+# **The idea.** In lesson 2 one vector did three jobs. It asked (whose vector matches mine?), it was asked, and it was
+# what the others took. But what a word looks for need not be what it is: a verb may look for its noun. So each word
+# gets three vectors, one a job:
+#
+# - its **query**: what it looks for,
+# - its **key**: what it is found by,
+# - its **value**: what it gives to those who find it.
+#
+# Each is the word's vector times a matrix: $Q = X W_Q$, $K = X W_K$, $V = X W_V$. Two things share the name weights
+# here; keep them apart. The matrices are **learned** in training and then stay. The attention weights are **computed**
+# anew for every text.
+# %%
+import math
+
+import matplotlib.pyplot as plt
+import torch
+
+import clearhead
+
+words = ["Your", "journey", "starts", "with", "one", "step"]
+numbers = [0.43, 0.15, 0.89, 0.55, 0.87, 0.66, 0.57, 0.85, 0.64, 0.22, 0.58, 0.33, 0.77, 0.25, 0.1, 0.05, 0.8, 0.55]
+x = torch.tensor(numbers).view(6, 3)  # six words, three numbers each
+torch.manual_seed(123)
+W_query, W_key, W_value = torch.rand(3, 2), torch.rand(3, 2), torch.rand(3, 2)  # before training: chance
+q, k, v = x @ W_query, x @ W_key, x @ W_value
+print("q, k and v have the shapes", tuple(q.shape), tuple(k.shape), tuple(v.shape))
+# %% [markdown]
+# ## The formula
+# $$\mathrm{Attention}(Q, K, V) = \mathrm{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
+#
+# From the inside out: $Q K^\top$ are the scores, each query with each key. They are divided by $\sqrt{d_k}$, where
+# $d_k$ is how many numbers a query has (here 2). The softmax turns each row into shares. The shares mix the values.
+# Here it is for one query, *journey*; for all of them at once it is your exercise.
+# %%
+scores = torch.stack([torch.dot(q[1], key) for key in k])
+shares = torch.softmax(scores / math.sqrt(2), dim=0)
+z = sum(share * value for share, value in zip(shares, v, strict=True))
+for name, vector in {"query of journey": q[1], "scores": scores, "shares": shares, "journey becomes": z}.items():
+    print(f"{name}:", [round(float(number), 4) for number in vector])
+# %% [markdown]
+# ## Why divide, and why by the root?
+# A dot product adds up $d_k$ products. If the numbers are independent, with mean 0 and variance 1 (as at the start of
+# training), each product has variance 1, and variances add: the sum has variance $d_k$ and spreads like $\sqrt{d_k}$.
+# Dividing by $\sqrt{d_k}$ brings the spread back to 1, for any width.
+#
+# Why care? The softmax blows differences up: with a spread of 30, one key gets nearly all the weight. Then training
+# gets stuck. It learns from *how the weights move when a score moves*, and that is
+#
+# $$\partial\alpha_i/\partial\omega_i = \alpha_i(1-\alpha_i) \ \ \partial\alpha_i/\partial\omega_j = -\alpha_i\alpha_j$$
+#
+# With one weight near 1 and the rest near 0, all of these are near 0: whatever is wrong, nothing moves. Measure it.
+# %%
+def movement(weights):
+    """How far weights (…, n) move when scores do: the size of the table of all ∂α/∂ω, on average."""
+    table = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
+    return float(torch.linalg.matrix_norm(table).mean())
+
+
+widths, measured = [1, 4, 16, 64, 256, 1024], []
+for d in widths:
+    count = min(2**14, 2**20 // d)
+    dots = (torch.randn(count, 1, d) * torch.randn(count, 16, d)).sum(dim=-1)  # each query meets 16 keys
+    plain, scaled = torch.softmax(dots, dim=-1), torch.softmax(dots / math.sqrt(d), dim=-1)
+    measured.append((float(dots.var()), movement(plain), movement(scaled)))
+    print(f"d_k {d:4}: variance {measured[-1][0]:7.1f}; movement {measured[-1][1]:.3f}, scaled {measured[-1][2]:.3f}")
+variances, unscaled, rescaled = zip(*measured, strict=True)
+figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+left.loglog(widths, variances, "o-", color="#B4004E", label="q·k")
+left.loglog(widths, [n / d for n, d in zip(variances, widths, strict=True)], "o-", color="#00707F", label="q·k / √d")
+left.set(xlabel="d", title="variance of the scores")
+middle.bar(range(16), plain[0].tolist(), color="#B4004E", alpha=0.6, label="not scaled")
+middle.bar(range(16), scaled[0].tolist(), color="#00707F", label="scaled")
+middle.set(xlabel="key", xticks=range(0, 16, 5), title="weights of one query, d = 1024")
+right.semilogx(widths, unscaled, "o-", color="#B4004E", label="not scaled")
+right.semilogx(widths, rescaled, "o-", color="#00707F", label="scaled")
+right.set(xlabel="d", ylim=(0, 0.4), title="how far weights move")
+_ = [axes.legend(frameon=False) for axes in (left, middle, right)]
+figure.savefig("lesson3-scale.png")
+# %% [markdown]
+# The root is a choice, not a law. T5 leaves it out and starts from smaller matrices instead. And once a model is
+# trained, its numbers are neither independent nor of variance 1; we measure that below.
+#
+# ## Exercises
+# In `exercises.py`: `scaled_weights`, `attention` and the layer `SelfAttention`, whose matrices are `nn.Linear`s (these
+# keep their matrix transposed). Then `clearhead check 3`.
+#
+# ## Quiz
+# 1. Queries and keys have 2 numbers each. Give the values 5: which shape has the output now?
+# 2. Make all queries ten times as long. What is the largest share of *journey* then? (It was the second of the shares.)
+# 3. Reverse the order of the words. By how much do the new vectors change, apart from their order?
+# 4. A loss on the output: how strongly does it pull at each of the three matrices?
+# %%
+attend = torch.nn.functional.scaled_dot_product_attention  # PyTorch's own
+matrices = [W.clone().requires_grad_() for W in (W_query, W_key, W_value)]
+attend(*(x @ W for W in matrices)).square().sum().backward()
+answers = {
+    "1": tuple(attend(q, k, x @ torch.rand(3, 5)).shape),
+    "2": float(torch.softmax(10 * scores / math.sqrt(2), dim=0).max()),
+    "3": float((attend(q.flip(0), k.flip(0), v.flip(0)).flip(0) - attend(q, k, v)).abs().max()),
+    "4": [round(float(W.grad.norm()), 3) for W in matrices],
+}
+print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
+# %% [markdown]
+# 1: One row a query, as wide as a value: not always the shape of the input. 2: Length sharpens. 3: Only rounding:
+# attention knows no order; models add positions for that. 4: All three get a gradient, so all three can be learned.
+#
+# ## The same in a real model
+# %%
+try:
+    model, tokenizer = clearhead.zoo.load("smollm2")
+    with clearhead.record(model) as recording, torch.no_grad():
+        model(**tokenizer("Your journey starts with one step. Your journey", return_tensors="pt"))
+    last = torch.stack([layer[0, h].q[-1] @ layer[0, h].k.T for layer in recording for h in range(9)])  # raw scores
+    spread, scale = last.std(dim=-1), recording[0].scale
+    top, bare = (torch.softmax(last * s, dim=-1).max(dim=-1).values.mean() for s in (scale, 1))
+    print(f"queries have {recording[0].q.shape[-1]} numbers, so scores are multiplied by 1/√64 = {scale}")
+    print(f"spread of q·k in {len(last)} heads: {spread.min():.1f} to {spread.max():.1f}; chance would give √64 = 8")
+    print(f"largest weight, on average over heads: {top:.2f}; without the scale it would be {bare:.2f}")
+except clearhead.ModelError as error:
+    print("This part is left out, since the model is not installed:", error)
+# %% [markdown]
+# ## Your own layer, opened
+# `clearhead.SoftmaxMap` computes weights from q and k. Once your `SelfAttention` passes, put it here: with `from
+# exercises import SelfAttention` and `layer = SelfAttention(3, 2)`, write `q = layer.W_query(x)` and so on.
+# %%
+class Mine(torch.nn.Module):
+    def attend(self, x):
+        q, k, v = x @ W_query, x @ W_key, x @ W_value
+        attn = clearhead.SoftmaxMap(q, k, v=v)
+        return attn @ v, attn
+
+
+theirs = clearhead.nn.RawSelfAttention(3, 2)
+theirs.W_query.data, theirs.W_key.data, theirs.W_value.data = W_query, W_key, W_value
+print("clearhead's own layer agrees:", torch.allclose(Mine().attend(x)[0], theirs(x)))
+view = clearhead.look(Mine(), x, tokens=words)
+print("saved:", view.save("lesson3.html"))
+view
