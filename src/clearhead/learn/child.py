@@ -132,10 +132,10 @@ def _verdict_on(error: BaseException, file: Path) -> tuple[str, str]:
         return "failed", f"Python cannot read your file: {error.msg}{where}"
     if not frames:
         return "failed", f"The check could not use your answer. {_text(error)}"
-    where = _line(Path(frames[-1].filename), frames[-1].lineno or 0, frames[-1].line)
-    if isinstance(error, NotImplementedError) and "NotImplementedError" in (frames[-1].line or ""):
-        return "unwritten", f"Not written yet: {where}"
-    return "failed", f"{_reason(error)}\n{where}"
+    last = frames[-1]
+    if isinstance(error, NotImplementedError) and "NotImplementedError" in (last.line or ""):
+        return "unwritten", f"Not written yet: {file.name}, line {last.lineno}."
+    return "failed", f"{_reason(error)}\n{_line(Path(last.filename), last.lineno or 0, last.line)}"
 
 
 def _reason(error: BaseException) -> str:

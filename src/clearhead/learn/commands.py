@@ -130,7 +130,9 @@ def _exercise(lesson: Lesson, name: str) -> Exercise:
 
 
 def _program(name: str) -> str:
-    """How to call it: by its name if that finds the one beside this Python, else by its path."""
-    here = Path(sys.executable).parent / name
+    """How to call it from here: by its name if that finds the one beside this Python, else by its path."""
+    path = Path(sys.executable).parent / name
     found = shutil.which(name)
-    return name if found and Path(found).absolute() == here else shlex.quote(str(here))
+    if found and Path(found).absolute() == path:
+        return name
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
