@@ -40,13 +40,9 @@ def start_lesson(number: int, folder: Path | None) -> None:
     print(f"Lesson {number}: {lesson.title}")
     for name, new in written.items():
         print(plain(f"  {folder / name}{'' if new else '   was there and is left as it is'}"))
-    script = lesson.path.name
-    print("Read it, one of:")
-    print(
-        f"  {_program('python')} -m jupyterlab {plain(str(folder / lesson.path.stem))}.ipynb   (pip install jupyterlab)"
-    )
-    print(f"  the same notebook in VS Code, or {script} with its cells in any editor that knows # %%")
-    print(plain(f"  cd {folder} && {_program('python')} {script}"))
+    print("Open it, one of:")
+    print(f"  the notebook in VS Code, Colab or Jupyter ({_program('python')} -m pip install jupyterlab)")
+    print(plain(f"  cd {shlex.quote(str(folder))} && {_program('python')} {lesson.path.name}"))
     if lesson.exercises:
         print(plain(f"Then write what is missing in {folder / 'exercises.py'}, and see whether it is right:"))
         print(f"  {_program('clearhead')} check {number}")
@@ -130,9 +126,7 @@ def _exercise(lesson: Lesson, name: str) -> Exercise:
 
 
 def _program(name: str) -> str:
-    """How to call it from here: by its name if that finds the one beside this Python, else by its path."""
+    """How to call it from any folder: by its name if that finds the one beside this Python, else by its path."""
     path = Path(sys.executable).parent / name
     found = shutil.which(name)
-    if found and Path(found).absolute() == path:
-        return name
-    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    return name if found and Path(found).absolute() == path else shlex.quote(str(path))

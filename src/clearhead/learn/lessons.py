@@ -69,7 +69,7 @@ def find_lesson(number: int) -> Lesson:
 def _folder() -> Path:
     """Beside this file, where a wheel puts them; at the top of the repository, where a checkout has them."""
     here = Path(__file__).parent
-    places = (here / "lessons", here.parents[2] / "lessons")
+    places = (here / "scripts", here.parents[2] / "lessons")
     for place in places:
         if place.is_dir():
             return place
