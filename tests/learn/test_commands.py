@@ -289,7 +289,7 @@ def test_from_python_the_report_shows_itself(in_this_process: None, answer: Any,
     report = check(7, seed=3)
     assert (report.passed, report.first_open) == (False, "Doubler")
     assert repr(report).splitlines()[:2] == [f"Checked {file}", "✓ double"]
-    assert repr(report).endswith("1 of 2 exercises pass.")
+    assert repr(report).endswith("1 of 2 exercises pass. (The same inputs again: seed 3)")
     answer(right)
     assert repr(check(7, file.parent)).endswith("All 2 exercises of lesson 7 pass.")
 
