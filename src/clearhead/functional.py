@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -149,7 +150,7 @@ def additive_attention(
     """
     check_qkv("additive_attention", q, k, v)
     attn = AdditiveMap(q, k, score, mask=mask)
-    return (attn @ v).to(v.dtype), attn
+    return _on_graph((attn @ v).to(v.dtype), q, k, v, score), attn
 
 
 def linear_attention(
@@ -190,7 +191,15 @@ def linear_attention(
     *parts, sums = linear.attention(linear.features(four(q)), keys, values, past, is_causal=is_causal, chunk=chunk)
     if state is not None:
         state.sums, state.tokens = sums, state.tokens + k.shape[-2]
-    return linear.divide(*parts).to(q.dtype).reshape(*q.shape[:-1], v.shape[-1]), attn
+    out = linear.divide(*parts).to(q.dtype).reshape(*q.shape[:-1], v.shape[-1])
+    return _on_graph(out, q, k, v), attn
+
+
+def _on_graph(out: Tensor, *inputs: Tensor) -> Tensor:
+    """The output; where nothing at all was visible its gradients are 0, and not an error."""
+    if out.requires_grad or not torch.is_grad_enabled():
+        return out
+    return sum(((x.sum() * 0).nan_to_num() for x in inputs if x.requires_grad), out)
 
 
 def _carried(call: str, state: LinearState, k: Tensor, v: Tensor) -> Tensor | None:

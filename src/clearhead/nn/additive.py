@@ -80,8 +80,9 @@ class AdditiveAttention(nn.Module):
                 f"AdditiveAttention(keys={describe(keys)}, projected={describe(k)}): expected what"
                 f" project_keys(keys) gives, {(*keys.shape[:-1], self.W_key.out_features)}."
             )
-        rule = _joined(mask, padding)
-        return additive_attention(self.W_query(query), k, keys, self.score.weight[0], mask=rule)
+        # Under autocast, projections come in another dtype than the keys, which are the values.
+        q, k, score = (x.to(keys.dtype) for x in (self.W_query(query), k, self.score.weight[0]))
+        return additive_attention(q, k, keys, score, mask=_joined(mask, padding))
 
 
 class DotAttention(nn.Module):
@@ -136,7 +137,7 @@ class GeneralAttention(DotAttention):
         """The context (…, T, d_key) of every query, and the weights (…, T, S); padded keys get none."""
         check_input(self, query, self.W_query.in_features, name="query")
         check_input(self, keys, self.W_query.out_features, name="keys")
-        return super().attend(self.W_query(query), keys, padding=padding, mask=mask)
+        return super().attend(self.W_query(query).to(keys.dtype), keys, padding=padding, mask=mask)
 
 
 def _joined(mask: MaskRule | Tensor | None, padding: Tensor | None) -> MaskRule | None:
