@@ -7,8 +7,10 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -33,12 +35,6 @@ FOLDER = lessons._folder
 
 
 @pytest.fixture
-def clearhead_process(here: Path) -> Callable[..., Any]:
-    """Run the command, and the learner's code in processes of its own."""
-    return lambda *arguments: CliRunner().invoke(cli.app, list(arguments))
-
-
-@pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Run the learner's code here, since importing torch takes long and none of these answers ends Python."""
 
@@ -56,9 +52,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def clearhead_(clearhead_process: Callable[..., Any], in_this_process: None) -> Callable[..., Any]:
+def clearhead_(here: Path, in_this_process: None) -> Callable[..., Any]:
     """Run the command, all in this process."""
-    return clearhead_process
+    return lambda *arguments: CliRunner().invoke(cli.app, list(arguments))
 
 
 def files(folder: Path | str = "clearhead-lesson-7") -> list[str]:
@@ -150,6 +146,7 @@ def test_the_folder_may_be_another(clearhead_: Any, here: Path) -> None:
             r"there is no file \S*clearhead-lesson-7.exercises.py. The check reads exercises.py and nothing",
         ),
         (["check", "7", "--folder", "nowhere"], r"there is no file \S*nowhere.exercises.py.*clearhead learn 7"),
+        (["check", "7", "--folder", "file"], "file is a file: name its folder"),
         (["check", "7", "--reset"], "there is no file"),
     ],
 )
@@ -182,11 +179,11 @@ def test_lessons_that_are_not_installed(clearhead_: Any, tmp_path: Path, monkeyp
 # -- check
 
 
-def test_a_newcomers_way(clearhead_process: Any, here: Path) -> None:
+def test_a_newcomers_way(clearhead_: Any, here: Path) -> None:
     """Unwritten, a typing error, a wrong answer, a hint, another, the solution, and right at last."""
-    clearhead_process("learn", "7")
+    clearhead_("learn", "7")
     file = here / "clearhead-lesson-7" / "exercises.py"
-    done = clearhead_process("check", "7")
+    done = clearhead_("check", "7")
     assert done.exit_code == 1
     assert done.stdout.startswith(f"Checking {file.resolve()} ...\n○ double\n    Not written yet: exercises.py, line ")
     assert "\n○ Doubler\n" in done.stdout
@@ -195,7 +192,7 @@ def test_a_newcomers_way(clearhead_process: Any, here: Path) -> None:
 
     stubs = file.read_text()
     file.write_text(stubs.replace("def double(x: Tensor) -> Tensor:", "def double(x: Tensor) -> Tensor"))
-    done = clearhead_process("check", "7", "--hint")
+    done = clearhead_("check", "7", "--hint")
     assert done.exit_code == 1
     assert "✗ double\n    Python cannot read your file: expected ':'\n    exercises.py, line " in done.stdout
     assert "Doubler" not in done.stdout, "one message is enough for a file that cannot be read"
@@ -203,25 +200,25 @@ def test_a_newcomers_way(clearhead_process: Any, here: Path) -> None:
 
     file.write_text(stubs.replace("raise NotImplementedError", "return x", 1))
     for count in (1, 2, 2):
-        done = clearhead_process("check", "7", "--hint")
+        done = clearhead_("check", "7", "--hint")
         assert "✗ double\n    Twice means added to itself.\n" in done.stdout
         assert re.findall(r"^Hint (\d) of 2 for double: ", done.stdout, re.M) == ["1", "2"][:count]
         assert ("There are no more hints." in done.stdout) == (count == 2)
 
-    done = clearhead_process("check", "7", "--solution")
+    done = clearhead_("check", "7", "--solution")
     assert done.exit_code == 1
     assert done.stdout.endswith(
         'One way to write double:\n\ndef double(x: Tensor) -> Tensor:\n    """Twice x."""\n    return x + x\n'
     )
 
     file.write_text(stubs.replace("raise NotImplementedError", "print('mine', x.shape); return x + x"))
-    done = clearhead_process("check", "7")
+    done = clearhead_("check", "7")
     assert done.exit_code == 0
     assert "✓ double\n    It printed:\n      mine torch.Size([3])\n✓ Doubler\n" in done.stdout
     assert "All 2 exercises of lesson 7 pass.\n" in done.stdout
     assert done.stdout.rstrip().endswith("learn 8   Reading")
-    assert "nothing left to hint at" in clearhead_process("check", "7", "--hint").stdout
-    assert clearhead_process("check", "7", "--solution").stdout.count("One way to write") == 2
+    assert "nothing left to hint at" in clearhead_("check", "7", "--hint").stdout
+    assert clearhead_("check", "7", "--solution").stdout.count("One way to write") == 2
 
 
 def test_reset_keeps_what_was_written(clearhead_: Any, answer: Any, right: str) -> None:
@@ -305,3 +302,28 @@ def test_listing_needs_no_torch_and_is_quick(here: Path) -> None:
     code = "import sys; from clearhead.learn import commands; commands.list_lessons(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("False\n"), done.stderr
+
+
+def test_without_jupytext_it_says_what_to_install(here: Path) -> None:
+    code = "import sys; sys.modules['jupytext'] = None; from clearhead.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "learn", "2"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == 'The clearhead command needs jupytext. Run: pip install "clearhead[learn]"\n'
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_check_and_the_code(answer: Any, sent: signal.Signals, code: int) -> None:
+    file = answer("import os, pathlib\npathlib.Path('pid').write_text(str(os.getpid()))\nwhile True: pass\n")
+    command = [sys.executable, "-m", "clearhead", "check", "2", "--folder", str(file.parent)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (file.with_name("pid").exists() and file.with_name("pid").read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(sent)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == code
+    assert "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.with_name("pid").read_text()), 0)

@@ -263,6 +263,7 @@ def judge(answer: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.Mon
             "failed",
             "ModuleNotFoundError: No module named 'tourch'\nexercises.py, line 1: import tourch",
         ),
+        ("import helper", "failed", "No module named 'helper'"),
         ("exit()", "failed", r"called sys.exit\(\) or exit\(\).*line 1"),
         (
             "def doubel(x): return x + x",

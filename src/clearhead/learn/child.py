@@ -97,7 +97,7 @@ def _judge(exercise: Exercise, file: Path, state: Path, seed: int) -> dict[str, 
     except Wrong as wrong:
         verdict, message = "wrong", str(wrong)
     except BaseException as error:  # sys.exit and the like: all that learners write ends here
-        verdict, message = _verdict_on(error, file)
+        verdict, message = _verdict_on(error, file, "answer" if loaded else "file")
     return {"verdict": verdict, "message": message, "loaded": loaded}
 
 
@@ -124,14 +124,14 @@ def _answer(exercise: Exercise, module: ModuleType, file: Path) -> Any:
     return answer
 
 
-def _verdict_on(error: BaseException, file: Path) -> tuple[str, str]:
+def _verdict_on(error: BaseException, file: Path, what: str) -> tuple[str, str]:
     """In words, with the last line of the learner's own that was reached."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent == file.parent]
     if isinstance(error, SyntaxError) and not frames:
         where = f"\n{_line(file, error.lineno, error.text)}" if error.lineno else ""
         return "failed", f"Python cannot read your file: {error.msg}{where}"
     if not frames:
-        return "failed", f"The check could not use your answer. {_text(error)}"
+        return "failed", f"The check could not use your {what}. {_text(error)}"
     last = frames[-1]
     if isinstance(error, NotImplementedError) and "NotImplementedError" in (last.line or ""):
         return "unwritten", f"Not written yet: {file.name}, line {last.lineno}."

@@ -86,6 +86,8 @@ def exercise_file(lesson: Lesson, folder: Path | None) -> Path:
     """
     if not lesson.exercises:
         raise LessonError(f"lesson {lesson.number} has no exercises")
+    if folder is not None and folder.is_file():
+        raise LessonError(f"{folder} is a file: name its folder with --folder")
     if folder is not None:
         places = [folder]
     else:
