@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from clearhead import masks, scores
-from clearhead.maps import SoftmaxMap, base, reductions, softmax
+from clearhead.kernels import additive, linear
+from clearhead.maps import AdditiveMap, LinearMap, SoftmaxMap, base, reductions, softmax
+from clearhead.masks import sparse
 from clearhead.testing import CHECKS, SUBJECTS, Case, build_case, failures
 
 PLAIN = {
+    "map": "SoftmaxMap",
     "mask": "causal",
     "size": "33x127",
     "bias": "none",
@@ -139,6 +142,87 @@ def merge_by_the_largest(self: Any, parts: list[Tensor], rows: slice) -> Tensor:
     return torch.stack(parts).amax(0)
 
 
+@mutant("masked_weights_are_exactly_0", sparse.Strided, "allows", mask="strided")
+def stride_from_the_first_query(self: Any, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+    return q % self.stride == k % self.stride
+
+
+@mutant("tile_size_changes_nothing", sparse.Strided, "coverage", mask="strided")
+def look_for_a_multiple_in_the_nearest_row_alone(self: Any, rows: slice, cols: slice, T: int, S: int) -> masks.Coverage:
+    first = rows.start + S - T - cols.start
+    return masks.Coverage.MIXED if first % self.stride == 0 else masks.Coverage.EMPTY
+
+
+@mutant("to_dense", sparse.GlobalTokens, "allows", mask="global + window", size="33x33")
+def global_tokens_are_seen_and_do_not_see(
+    self: Any, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int
+) -> Tensor:
+    return (k[..., None] == torch.tensor(self.at)).any(-1)
+
+
+@mutant("masked_weights_are_exactly_0", sparse.BlockSparse, "allows", mask="block sparse", size="33x33")
+def transpose_the_layout(self: Any, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+    return self.layout[b * 0, h, k // self.block, (q + S - T) // self.block]
+
+
+# --- additive and linear maps ------------------------------------------------------------------------------
+
+features, linear_sums = linear.features, linear.attention
+
+
+@mutant("tiles", additive, "_part", map="AdditiveMap")
+def drop_the_tanh(q: Tensor, k: Tensor, score: Tensor) -> Tensor:
+    return (q[..., :, None, :] + k[..., None, :, :]) @ score
+
+
+@mutant("tiles", additive, "fold", map="AdditiveMap")
+def fold_heads_in_tiles(x: Tensor, groups: int) -> Tensor:
+    B, H, t, A = x.shape
+    return x.reshape(B, H // groups, groups, t, A).transpose(1, 2).reshape(B, groups, H // groups * t, A)
+
+
+@mutant("tiles", AdditiveMap, "_is_whole", map="AdditiveMap")
+def normalise_every_tile(self: Any, rows: slice, cols: slice) -> bool:
+    return True
+
+
+@mutant("masked_weights_are_exactly_0", AdditiveMap, "_hide", map="AdditiveMap")
+def compare_with_the_future(self: Any, block: Tensor, rows: slice, cols: slice, value: float) -> Tensor:
+    return block
+
+
+@mutant("leading_indices", AdditiveMap, "_groups", map="AdditiveMap")
+def keep_the_first_key_head(self: Any, heads: Any) -> int:
+    return 0
+
+
+@mutant("tiles", linear, "phi", map="LinearMap")
+def elu_without_the_1(x: Tensor) -> Tensor:
+    return torch.nn.functional.elu(x)
+
+
+@mutant("rows_sum_to_at_most_1", linear, "divide", map="LinearMap")
+def forget_the_denominator(numerator: Tensor, denominator: Tensor) -> Tensor:
+    return numerator
+
+
+@mutant("product", linear, "attention", map="LinearMap, causal and padded", size="33x33")
+def leave_the_query_itself_out(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **how: Any) -> Any:
+    return linear_sums(q, torch.nn.functional.pad(k, (0, 0, 1, 0))[:, :, :-1], v, *rest, **how)
+
+
+@mutant("rows_sum_to_at_most_1", linear, "features", map="LinearMap, causal and padded", size="33x33")
+def count_padded_keys(k: Tensor, padding: Tensor | None = None) -> Tensor:
+    return features(k)
+
+
+@mutant("product_of_grouped_heads", LinearMap, "_side_by_side", map="LinearMap", heads="4/2")
+def repeat_the_heads_in_tiles(self: Any, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    B, H = self._q.shape[:2]
+    x = x.expand(B, *x.shape[-3:]) if x.ndim > 2 else x.expand(B, 1, *x.shape)
+    return k.repeat_interleave(H // k.shape[1], 1), x.repeat(1, H // x.shape[1], 1, 1)
+
+
 # --- primitives and indices --------------------------------------------------------------------------------
 
 
@@ -175,7 +259,7 @@ def read_everything(self: Any, t: Any, s: Any) -> Any:
     return self.to_dense()
 
 
-@mutant("leading_indices", softmax, "_groups")
+@mutant("leading_indices", softmax, "groups_of")
 def read_the_first_group(heads: Any, per_group: int) -> Any:
     return 0 if isinstance(heads, int) else torch.zeros_like(heads)
 
@@ -292,7 +376,7 @@ def show_the_lse(self: Any) -> list[str]:
 @cache
 def _case_that_passes(names: tuple[tuple[str, str], ...]) -> Case:
     case = build_case(dict(names))
-    assert not failures(SUBJECTS["SoftmaxMap"](case)), "a check fails before anything is broken"
+    assert not failures(SUBJECTS[case.names["map"]](case)), "a check fails before anything is broken"
     return case
 
 
@@ -302,7 +386,7 @@ def test_the_named_check_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     whole = _case_that_passes(tuple(broken.case.items()))
     monkeypatch.setattr(broken.owner, broken.name, broken.broken)
     case = build_case(broken.case)  # again: some mutants break what a case is made of
-    found = failures(SUBJECTS["SoftmaxMap"](replace(case, seen=whole.seen)))
+    found = failures(SUBJECTS[case.names["map"]](replace(case, seen=whole.seen)))
     assert broken.check in found, f"{name}: {broken.check} passes; failing: {sorted(found)}"
 
 

@@ -58,6 +58,18 @@ def test_weights_by_hand() -> None:
     assert capped.tolist() == [[0.0, pytest.approx(math.tanh(math.log(3.0)))]]
 
 
+def test_additive_and_linear_weights_by_hand() -> None:
+    q, k = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([[1.0, 0.0], [-1.0, 2.0]]).double()
+    W, U, v = torch.eye(2).double(), 2 * torch.eye(2).double(), torch.tensor([1.0, -1.0]).double()
+    e = [math.tanh(2.0) - math.tanh(1.0), math.tanh(-2.0) - math.tanh(5.0)]
+    assert reference.additive_scores(q, k, W, U, v).tolist() == [pytest.approx(e)]
+    # φ(q) = (1, 2), φ(k) = (2, 1) and (1/e, 3)
+    products = [2 + 2, math.exp(-1) + 6]
+    assert reference.linear_weights(q, k).tolist() == [pytest.approx([x / sum(products) for x in products])]
+    assert reference.linear_weights(q, k, mask=torch.tensor([[True, False]])).tolist() == [[1, 0]]
+    assert reference.linear_weights(q, k, mask=torch.tensor([[False, False]])).tolist() == [[0, 0]]
+
+
 def test_a_row_without_keys_is_0_and_has_gradients() -> None:
     q = torch.randn(2, 3, requires_grad=True)
     weights = reference.weights(q, q.detach(), mask=torch.tensor([[False, False], [True, False]]))

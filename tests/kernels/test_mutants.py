@@ -1,0 +1,124 @@
+"""Test the test: change one line of a kernel's source, and see that the textbook disagrees."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import masks, reference
+from clearhead.kernels import additive, flash, linear
+from clearhead.scores import dense_bias
+
+N = 11
+SEEN = reference.causal(N, N) & (torch.arange(N) > 1)  # the first two queries see nothing
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+
+
+def inputs() -> list[Tensor]:
+    return [random(2, *size, seed=i).requires_grad_() for i, size in enumerate([(4, N, 3), (2, N, 3), (2, N, 2)])]
+
+
+def same(ours: Tensor, want: Tensor, inputs: list[Tensor]) -> bool:
+    """Output and gradients."""
+    got, exact = ([out, *torch.autograd.grad(out.square().sum(), inputs)] for out in (ours, want))
+    return all(torch.allclose(a, b, rtol=1e-9, atol=1e-11) for a, b in zip(got, exact, strict=True))
+
+
+def flash_is_right(module: Any) -> bool:
+    q, k, v = inputs()
+    bias, rule = random(N, N), masks.causal() & ~masks.first_tokens(2)
+    for cap in (None, 1.5):
+        how = {"scale": 2.0, "softcap": cap, "bias": bias}
+        out, lse = module.attention(q, k, v, mask=rule, scale=2.0, softcap=cap, bias=dense_bias(bias), tile=(4, 3))
+        want = reference.weights(q, k, mask=SEEN, **how) @ v.repeat_interleave(2, 1)
+        exact = torch.logsumexp(reference.scores(q, k, **how).masked_fill(~SEEN, -torch.inf), -1)
+        if not (same(out, want, [q, k, v]) and torch.allclose(lse, exact.detach())):
+            return False
+    return True
+
+
+def linear_is_right(module: Any) -> bool:
+    q, k, v = inputs()
+    for causal, mask in ((True, reference.causal(N, N)), (False, None)):
+        numerator, norm, sums = module.attention(module.phi(q), module.features(k), v, is_causal=causal, chunk=4)
+        want = reference.linear_weights(q, k, mask=mask) @ v.repeat_interleave(2, 1)
+        if not same(module.divide(numerator, norm), want, [q, k, v]):
+            return False
+        if not torch.allclose(sums[..., :-1], reference.phi(k).mT @ v):
+            return False
+    return True
+
+
+def additive_is_right(module: Any) -> bool:
+    (q, k, _), score, eye = inputs(), random(3).requires_grad_(), torch.eye(3, dtype=torch.float64)
+    module.TILE_ELEMENTS = 100  # several parts
+    want = reference.additive_scores(q, k.repeat_interleave(2, 1), eye, eye, score)
+    return same(module.scores(q, k, score), want, [q, k, score])
+
+
+JUDGES: dict[ModuleType, Callable[[Any], bool]] = {
+    flash: flash_is_right,
+    linear: linear_is_right,
+    additive: additive_is_right,
+}
+MUTANTS = [
+    (flash, "ell = shrink * ell + p.sum", "ell = ell + p.sum"),
+    (flash, "o = shrink * o + grouped", "o = o + grouped"),
+    (flash, "torch.maximum(m, scores.amax(-1, keepdim=True))", "scores.amax(-1, keepdim=True)"),
+    (flash, "(m + ell.log())", "(m + ell)"),
+    (flash, ".sub_(through_sum)", ""),
+    (flash, ".mul_(p).mul_(slope)", ".mul_(p)"),
+    (flash, "1 - (capped / self.softcap).square()", "1 - capped.square()"),
+    (flash, "grouped_matmul(d_scores, some_k) * self._scoring.scale", "grouped_matmul(d_scores, some_k)"),
+    (flash, "fold(q, groups) * self._scoring.scale", "fold(q, groups)"),
+    (flash, "fold(p, groups).mT @ fold(d_out, groups)", "fold(p, groups).mT @ fold(out, groups)"),
+    (flash, "self.k[:, :, cols] +=", "self.k[:, :, cols] ="),
+    (flash, "masked_fill(larger == -math.inf, 0)", "clone()"),
+    (flash, "ell.masked_fill(ell == 0, 1)", "ell"),
+    (flash, "scores.masked_fill(~mask(*at), -math.inf)", "scores"),
+    (flash, "is not Coverage.EMPTY", "is Coverage.FULL"),
+    (flash, "(scores + bias)", "scores"),
+    (linear, ".tril()", ""),
+    (linear, ".tril()", ".tril(-1)"),
+    (linear, "grouped_matmul(inside, some_v) + grouped_matmul(some_q, sums)", "grouped_matmul(inside, some_v)"),
+    (linear, "sums = sums + some_k.mT @ some_v", "sums = some_k.mT @ some_v"),
+    (linear, "value=1.0", "value=0.0"),
+    (linear, "torch.exp(x.clamp(max=0))", "x.clamp(max=0) + 1"),
+    (additive, "torch.tanh(q[..., :, None, :] + k[..., None, :, :])", "(q[..., :, None, :] + k[..., None, :, :])"),
+    (additive, "torch.cat(parts, 2)", "torch.cat(parts[::-1], 2)"),
+    (additive, "fold(q, G)", "q.reshape(B, H // G, G, t, A).transpose(1, 2).reshape(B, G, -1, A)"),
+]
+
+
+def changed(module: ModuleType, old: str, new: str) -> ModuleType:
+    """The module with one piece of its source replaced."""
+    source = inspect.getsource(module)
+    assert old in source, f"{module.__name__} has no {old!r} any more: mend the mutant"
+    copy = ModuleType(f"{module.__name__}_changed")
+    vars(copy)["__file__"] = module.__file__
+    sys.modules[copy.__name__] = copy  # dataclasses look their module up
+    try:
+        exec(compile(source.replace(old, new), str(module.__file__), "exec"), vars(copy))
+    finally:
+        del sys.modules[copy.__name__]
+    return copy
+
+
+@pytest.mark.parametrize("module", JUDGES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_the_kernel_as_it_is_passes(module: ModuleType) -> None:
+    assert JUDGES[module](changed(module, "import torch\n", "import torch\n"))
+
+
+@pytest.mark.parametrize(("module", "old", "new"), MUTANTS, ids=lambda part: part if isinstance(part, str) else "")
+def test_a_broken_line_is_seen(module: ModuleType, old: str, new: str) -> None:
+    assert not JUDGES[module](changed(module, old, new))
