@@ -55,8 +55,9 @@ print("together:", float(shares.sum()), "- journey becomes", [round(float(number
 # %% [markdown]
 # ## All words at once
 # That was one word, in loops. Row $t$ of the product $X X^\top$ holds the dot products of word $t$ with every word: one
-# product of matrices gives all scores, and a second one makes all the mixes. `dim=-1` says that the softmax runs along
-# each row. Computers are very good at such products, so let us also look at the clock.
+# product of matrices (in code `@`, and `.T` for $\top$) gives all scores, and a second one makes all the mixes.
+# `dim=-1` says that the softmax runs along each row. Computers are very good at such products, so let us also look at
+# the clock.
 # %%
 all_scores = x @ x.T  # (6, 3) times (3, 6) is (6, 6)
 weights = torch.softmax(all_scores, dim=-1)  # (6, 6): each row adds up to 1
@@ -65,8 +66,10 @@ z = weights @ x  # (6, 6) times (6, 3) is (6, 3): one new vector a word
 longer = torch.randn(200, 64)  # 200 words, 64 numbers each
 rows, start = longer.tolist(), time.perf_counter()
 by_loops = torch.tensor([[sum(a * b for a, b in zip(q, k, strict=True)) for k in rows] for q in rows])
-slow, start, by_product = time.perf_counter() - start, time.perf_counter(), longer @ longer.T
-fast = time.perf_counter() - start
+slow, start = time.perf_counter() - start, time.perf_counter()
+for _ in range(100):
+    by_product = longer @ longer.T
+fast = (time.perf_counter() - start) / 100
 print(f"200 words: loops {slow * 1e3:.0f} ms, one product {fast * 1e3:.3f} ms, {slow / fast:,.0f} times faster,")
 print(f"and the scores are the same (largest difference {(by_loops - by_product).abs().max():.0e})")
 # %% [markdown]
@@ -128,8 +131,9 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# A layer shows its weights to clearhead through `attend`. The page below, also saved as `lesson2.html`, has each step
-# for each word, to be checked by hand. Change `x`, or put your own code into `attend`, and look again.
+# A layer shows its weights to clearhead through `attend`. The page below, also saved as `lesson2.html`, has the weights
+# of every word: click one, or walk with the arrow keys. Check a few by hand, as in the last line. Then change `x`, or
+# put your own code into `attend`, and look again.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):
@@ -139,4 +143,6 @@ class Mine(torch.nn.Module):
 print("clearhead's own layer agrees:", torch.allclose(Mine().attend(x)[0], clearhead.nn.SimpleSelfAttention()(x)))
 view = clearhead.look(Mine(), x, tokens=words)
 print("saved:", view.save("lesson2.html"))
+top, total = float(torch.exp(x[5] @ x[1])), sum(float(torch.exp(x[5] @ other)) for other in x)
+print(f"step → journey by hand: {top:.4f} / {total:.4f} = {top / total:.2%}; the page has the same")
 view

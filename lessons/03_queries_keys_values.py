@@ -50,7 +50,7 @@ for name, vector in {"query of journey": q[1], "scores": scores, "shares": share
 # Dividing by $\sqrt{d_k}$ brings the spread back to 1, for any width.
 #
 # Why care? The softmax blows differences up: with a spread of 30, one key gets nearly all the weight. Then training
-# gets stuck. It learns from *how the weights move when a score moves*, and that is
+# gets stuck. It learns from *how the weights move when a score moves* (left: its own score; right: another one):
 #
 # $$\partial\alpha_i/\partial\omega_i = \alpha_i(1-\alpha_i) \ \ \partial\alpha_i/\partial\omega_j = -\alpha_i\alpha_j$$
 #
@@ -69,6 +69,7 @@ for d in widths:
     plain, scaled = torch.softmax(dots, dim=-1), torch.softmax(dots / math.sqrt(d), dim=-1)
     measured.append((float(dots.var()), movement(plain), movement(scaled)))
     print(f"d_k {d:4}: variance {measured[-1][0]:7.1f}; movement {measured[-1][1]:.3f}, scaled {measured[-1][2]:.3f}")
+# %%
 variances, unscaled, rescaled = zip(*measured, strict=True)
 figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
 left.loglog(widths, variances, "o-", color="#B4004E", label="q·k")
@@ -101,7 +102,7 @@ matrices = [W.clone().requires_grad_() for W in (W_query, W_key, W_value)]
 attend(*(x @ W for W in matrices)).square().sum().backward()
 answers = {
     "1": tuple(attend(q, k, x @ torch.rand(3, 5)).shape),
-    "2": float(torch.softmax(10 * scores / math.sqrt(2), dim=0).max()),
+    "2": round(float(torch.softmax(10 * scores / math.sqrt(2), dim=0).max()), 4),
     "3": float((attend(q.flip(0), k.flip(0), v.flip(0)).flip(0) - attend(q, k, v)).abs().max()),
     "4": [round(float(W.grad.norm()), 3) for W in matrices],
 }
@@ -111,6 +112,8 @@ print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # attention knows no order; models add positions for that. 4: All three get a gradient, so all three can be learned.
 #
 # ## The same in a real model
+# In SmolLM2, a small language model, we take the raw scores q·k of the last word, head by head, and ask how far they
+# spread and what the softmax would make of them without the scale.
 # %%
 try:
     model, tokenizer = clearhead.zoo.load("smollm2")
@@ -126,8 +129,9 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# `clearhead.SoftmaxMap` computes weights from q and k. Once your `SelfAttention` passes, put it here: with `from
-# exercises import SelfAttention` and `layer = SelfAttention(3, 2)`, write `q = layer.W_query(x)` and so on.
+# `clearhead.SoftmaxMap` makes weights from q and k, and the page shows them all. Check a few by hand, as in the last
+# line. Once your `SelfAttention` passes, look at it: `from exercises import SelfAttention`, `layer = SelfAttention(3,
+# 2)`, and in `attend` take `q = layer.W_query(x)` and so on.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):
@@ -141,4 +145,6 @@ theirs.W_query.data, theirs.W_key.data, theirs.W_value.data = W_query, W_key, W_
 print("clearhead's own layer agrees:", torch.allclose(Mine().attend(x)[0], theirs(x)))
 view = clearhead.look(Mine(), x, tokens=words)
 print("saved:", view.save("lesson3.html"))
+top, *all_six = (math.exp(float(q[5] @ key) / math.sqrt(2)) for key in (k[1], *k))
+print(f"step → journey by hand: {top:.4f} / {sum(all_six):.4f} = {top / sum(all_six):.2%}; the page has the same")
 view

@@ -111,6 +111,7 @@ print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # nothing.
 #
 # ## The same in a real model
+# SmolLM2 reads two texts that differ in the last word. If no head looks ahead, nothing before that word can differ.
 # %%
 try:
     model, tokenizer = clearhead.zoo.load("smollm2")
@@ -126,8 +127,8 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# The map gets the same mask, as a rule. To see your `CausalAttention`, take q, k and v from its `W_query`, `W_key` and
-# `W_value`.
+# The map gets the mask as a rule, and the page leaves the future empty. To see your own `CausalAttention`, take q, k
+# and v from its `W_query`, `W_key` and `W_value`.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):
@@ -140,4 +141,6 @@ theirs.load_state_dict({"W_query.weight": W_query.T, "W_key.weight": W_key.T, "W
 print("clearhead's own layer agrees:", torch.allclose(Mine().attend(x)[0], theirs(x)))
 view = clearhead.look(Mine(), x, tokens=words)
 print("saved:", view.save("lesson4.html"))
+first, second = (math.exp(scores[1, s]) for s in (0, 1))
+print(f"journey → Your by hand: {first:.4f} / ({first:.4f} + {second:.4f}) = {first / (first + second):.2%}")
 view

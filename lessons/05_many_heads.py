@@ -128,7 +128,7 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# Queries and keys of shape (1, H, T, D) make a map of H heads, and the page shows them all.
+# Queries and keys of shape (1, H, T, D) make a map of H heads. Click a head in the page, or press [ and ].
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):
@@ -143,4 +143,6 @@ theirs.load_state_dict(state | {"out_proj.weight": W_out.T, "out_proj.bias": bia
 print("clearhead's own layer agrees:", torch.allclose(Mine().attend(x)[0], theirs(x), atol=1e-6))
 view = clearhead.look(Mine(), x, tokens=words)
 print("saved:", view.save("lesson5.html"))
+first, second = (math.exp(float(q[0, 0, 1] @ k[0, 0, s]) / math.sqrt(D)) for s in (0, 1))
+print(f"head 0, journey → Your by hand: {first:.4f} / ({first:.4f} + {second:.4f}) = {first / (first + second):.2%}")
 view
