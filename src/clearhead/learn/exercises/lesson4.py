@@ -60,8 +60,8 @@ class CausalAttention(nn.Module):
 # --- checks --------------------------------------------------------------------------------------------------------
 
 CAUSAL_NAN = (
-    "The answer holds NaN or infinity. Either a row had nothing left to see (can the first word see itself?), or -inf was"
-    " multiplied by 0: put it in with masked_fill(later, -math.inf)."
+    "The answer holds NaN or infinity. Either a row had nothing left to see (can the first word see itself?), or -inf"
+    " was multiplied by 0: put it in with masked_fill(later, -math.inf)."
 )
 UNDERFLOW = (
     "Right for small scores, NaN where a later word scores much higher. After the softmax the words that may be seen"
