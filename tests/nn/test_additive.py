@@ -192,3 +192,11 @@ def test_half_precision_and_autocast_run(name: str) -> None:
 def test_bad_input_names_shapes(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_exported_layers_give_the_same(name: str) -> None:
+    layer, (s, h) = LAYERS[name](), states(name)
+    arguments = {"padding": REAL}
+    exported = torch.export.export(layer, (s, h), arguments).module()
+    assert torch.equal(exported(s, h, **arguments), layer(s, h, **arguments))

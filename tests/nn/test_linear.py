@@ -119,3 +119,8 @@ def test_bad_input_names_shapes() -> None:
     layer()(tokens(), state=state)
     with pytest.raises(ShapeError, match=r"A state belongs to one layer and one batch: pass a new LinearState"):
         layer()(tokens(3, 1, D_IN), state=state)
+
+
+def test_an_exported_layer_gives_the_same() -> None:
+    of, x = layer(), tokens()
+    assert torch.equal(torch.export.export(of, (x,)).module()(x), of(x))

@@ -216,7 +216,7 @@ class AttentionMap(ABC):
     def _product(self, x: Tensor, *, transposed: bool) -> Tensor:
         """A x or Aᵀ x; what is not finite reaches only the rows that give it weight (0 · NaN would be NaN)."""
         finite = torch.isfinite(x)
-        if bool(finite.all()):
+        if torch.compiler.is_compiling() or bool(finite.all()):  # while torch traces there are no numbers to look at
             return self._finite_product(x, transposed=transposed)
         reached = self._finite_product((~finite).to(x.dtype), transposed=transposed)
         return self._finite_product(x.where(finite, 0), transposed=transposed).masked_fill(reached != 0, torch.nan)
