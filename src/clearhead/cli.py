@@ -421,6 +421,8 @@ def _clear_errors() -> Iterator[None]:
 
     try:
         yield
+    except BrokenPipeError:  # as in `clearhead learn | head`: click ends such a command without a word
+        raise
     except (DTypeError, LessonError, ModelError, RecordingError, ShapeError, OSError) as error:
         _stop(str(error))
     except ValueError as error:

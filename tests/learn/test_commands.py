@@ -165,7 +165,8 @@ def test_a_folder_that_cannot_be_written_to(clearhead_: Any, monkeypatch: pytest
 
     monkeypatch.setattr(folder, "write_whole", refuse)
     done = clearhead_("learn", "7")
-    assert (done.exit_code, "Permission denied" in done.stderr) == (2, True)
+    assert done.exit_code == 2
+    assert done.stderr == "clearhead: cannot write to the folder clearhead-lesson-7: Permission denied\n"
 
 
 def test_lessons_that_are_not_installed(clearhead_: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,3 +328,9 @@ def test_a_signal_ends_the_check_and_the_code(answer: Any, sent: signal.Signals,
     assert "Traceback" not in said
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.with_name("pid").read_text()), 0)
+
+
+def test_a_reader_that_leaves_is_no_error(here: Path) -> None:
+    command = f"{sys.executable} -u -m clearhead learn | :"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""

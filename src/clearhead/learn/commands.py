@@ -90,6 +90,8 @@ def _forget(record: Record) -> None:
 
 def _show_next(report: Report) -> None:
     number = report.lesson.number
+    if not report.outcomes[0].loaded:
+        return
     if not report.passed:
         print(f"Stuck? {_program('clearhead')} check {number} --hint   (or --solution)")
         return

@@ -42,7 +42,7 @@ def write(lesson: Lesson, folder: Path) -> dict[str, bool]:
     Returns: for each file's name, whether it was written (True) or was there (False).
 
     Raises:
-        OSError, LessonError: where the folder cannot be made or written to.
+        LessonError: where the folder cannot be made or written to.
     """
     if folder.exists() and not folder.is_dir():
         raise LessonError(f"{folder} is a file: name a folder with --folder")
@@ -51,12 +51,14 @@ def write(lesson: Lesson, folder: Path) -> dict[str, bool]:
     contents = {f"{lesson.path.stem}.ipynb": lesson.notebook, f"{lesson.path.stem}.py": lesson.script}
     if lesson.exercises:
         contents[EXERCISES] = partial(_exercises, lesson)
-    folder.mkdir(exist_ok=True)
-    done = {}
-    for name, content in contents.items():
-        done[name] = not os.path.lexists(folder / name)
-        if done[name]:
-            write_whole(folder / name, content())
+    done = {name: not os.path.lexists(folder / name) for name in contents}
+    try:
+        folder.mkdir(exist_ok=True)
+        for name in contents:
+            if done[name]:
+                write_whole(folder / name, contents[name]())
+    except OSError as error:
+        raise LessonError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
     return done
 
 
