@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead import DTypeError, ShapeError, masks, reference
 from clearhead.maps import AdditiveMap, SoftmaxMap
-from clearhead.nn.additive import AdditiveAttention, DotAttention, GeneralAttention
+from clearhead.nn import AdditiveAttention, DotAttention, GeneralAttention
 
 B, S, D_QUERY, D_KEY, A = 2, 5, 4, 8, 6
 REAL = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

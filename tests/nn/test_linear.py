@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from clearhead import ShapeError, reference
-from clearhead.functional import LinearState
 from clearhead.maps import LinearMap
-from clearhead.nn import MultiHeadAttention
-from clearhead.nn.linear import LinearAttention
+from clearhead.nn import LinearAttention, LinearState, MultiHeadAttention
 from clearhead.testing import Allocations
 
 B, T, D_IN, D_OUT, H = 2, 9, 5, 6, 2

@@ -8,7 +8,7 @@ from clearhead.functional import LinearState, linear_attention
 from clearhead.maps import LinearMap
 from clearhead.nn._shared import check_heads, check_input, check_sizes
 
-__all__ = ["LinearAttention"]
+__all__ = ["LinearAttention", "LinearState"]
 
 
 class LinearAttention(nn.Module):
