@@ -127,6 +127,8 @@ WRONG["scaled_weights"] = {
         "All weights together",
         lambda q, k: softmax((q @ k.T / q.shape[-1] ** 0.5).flatten()).view(len(q), -1),
     ),
+    "columns, and scale inverted": ("Each column adds up to 1", lambda q, k: weights(q, k, q.shape[-1] ** 0.5, dim=0)),
+    "columns, and a width typed in": ("Each column adds up to 1", lambda q, k: weights(q, k, 11**-0.5, dim=0)),
     "keys that ask": ("roles are swapped", lambda q, k: weights(k, q)),
     "only scores": ("still scores", lambda q, k: q @ k.T / q.shape[-1] ** 0.5),
 }
@@ -242,7 +244,7 @@ WRONG["causal_weights"] = {
     "softmax over queries": ("Each column adds up to 1", lambda scores: softmax(hide(scores), 0)),
     "in place": ("in place", lambda scores: softmax(scores.masked_fill_(later(len(scores)), -math.inf))),
     "a little future": ("what comes after them", lambda s: 0.9 * softmax(hide(s)) + 0.1 / len(s)),
-    "not normalised": ("still scores", lambda scores: hide(scores).exp()),
+    "not normalised": ("each row must add up to 1", lambda scores: hide(scores).exp()),
 }
 
 
@@ -338,6 +340,7 @@ WRONG["CausalAttention"] = {
     ),
     "scores dropped": ("exactly 1", drops_scores),
     "looks ahead": ("what comes after them", lambda self, x: causal(self, x, torch.tensor(False))),
+    "looks ahead, no scale": ("what comes after them", lambda self, x: causal(self, x, torch.tensor(False), 1)),
     "mask turned": ("shows the future", lambda self, x: causal(self, x, later(x.shape[1]).T)),
     "diagonal hidden": ("No word sees itself", lambda self, x: causal(self, x, later(x.shape[1], 0))),
     "one ahead": ("just the word to be guessed", lambda self, x: causal(self, x, later(x.shape[1], 2))),
@@ -432,6 +435,14 @@ WRONG["MultiHeadAttention"] = {
     "no bias": ("has a bias as well", lambda self, x: merged(heads(self, x)) @ self.out_proj.weight.T),
     "view alone": ("The heads are mixed", lambda self, x: self.out_proj(unturned(heads(self, x, by_view)))),
     "view, then merged": ("The heads are mixed", lambda self, x: self.out_proj(merged(heads(self, x, by_view)))),
+    "view alone, looks ahead": (
+        "The heads are mixed",
+        lambda self, x: self.out_proj(unturned(heads(self, x, by_view, causal=False))),
+    ),
+    "not turned back, looks ahead": (
+        "Turn back first",
+        lambda self, x: self.out_proj(unturned(heads(self, x, causal=False))),
+    ),
     "not turned back": ("Turn back first", lambda self, x: self.out_proj(unturned(heads(self, x)))),
     "not turned back, no out_proj": ("W_O is missing", lambda self, x: unturned(heads(self, x))),
     "every H-th": ("every H-th number", lambda self, x: self.out_proj(merged(heads(self, x, every_hth)))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,33 +124,36 @@ def refuse_constant(first: Any, second: Any) -> None:
         raise Wrong(CONSTANT)
 
 
-def compare(got: Tensor, want: Tensor, mistakes: Mistakes, what: str, *, nan: str = HOLDS_NAN) -> None:
+def compare(
+    got: Tensor,
+    want: Tensor,
+    mistakes: Mistakes,
+    what: str,
+    *,
+    nan: str = HOLDS_NAN,
+    explain: Callable[[Tensor], None] | None = None,
+) -> None:
     """Return if `got` is `want`; otherwise raise Wrong with the message of the mistake that it equals, or of its kind.
 
-    float32 arithmetic in any order of summation passes: 1e-4 relative, 1e-5 absolute.
+    float32 arithmetic in any order of summation passes: 1e-4 relative, 1e-5 absolute. `explain` may raise a better
+    message than "the numbers differ", from properties of the answer.
     """
     if _close(got, want):
         return
     for message, wrong in mistakes:
-        if _close(got, wrong):
+        if _close(got, wrong) and bool(wrong.isfinite().any()):
             raise Wrong(message)
     if got.shape != want.shape:
         raise Wrong(f"The shape is {tuple(got.shape)}; for this input it must be {tuple(want.shape)}: {what}.")
     if not bool(got.isfinite().all()):
         raise Wrong(nan)
-    raise _Different(got, want, what)
-
-
-class _Different(Wrong):
-    """Finite, of the right shape, and unlike any known mistake."""
-
-    def __init__(self, got: Tensor, want: Tensor, what: str) -> None:
-        at = tuple(int(n) for n in torch.unravel_index((got - want).abs().argmax(), got.shape))
-        place = ", ".join(map(str, at))
-        super().__init__(
-            f"The shape is right, but the numbers are not: at [{place}] stands {float(got[at]):.4f}, expected"
-            f" {float(want[at]):.4f} ({what})."
-        )
+    if explain is not None:
+        explain(got)
+    at = tuple(int(n) for n in torch.unravel_index((got - want).abs().argmax(), got.shape))
+    raise Wrong(
+        f"The shape is right, but the numbers are not: at [{', '.join(map(str, at))}] stands {float(got[at]):.4f},"
+        f" expected {float(want[at]):.4f} ({what})."
+    )
 
 
 def _close(got: Tensor, want: Tensor) -> bool:
@@ -166,21 +170,19 @@ def judge(
     nan: str = HOLDS_NAN,
     explain: Callable[..., None] | None = None,
 ) -> None:
-    """Check a function of tensors on each of the inputs against `right`.
-
-    `explain(got, *inputs)` may raise a better message than "the numbers differ" from properties of the answer.
-    """
+    """Check a function of tensors on each of the inputs against `right`; `explain(got, *inputs)` as for `compare`."""
     for given in inputs:
         first = call(answer, *given)
         got = tensor(first, what)
         refuse_constant(first, call(answer, *(i.roll(1, 0) / 2 if isinstance(i, Tensor) else i for i in given)))
         wide = [i.double() if isinstance(i, Tensor) else i for i in given]
-        try:
-            compare(got, right(*wide), mistakes(*wide), what, nan=nan)
-        except _Different:
-            if explain is not None:
-                explain(got, *wide)
-            raise
+        want, more = right(*wide), None if explain is None else partial(_explained, explain, wide)
+        if not _close(got, want):
+            compare(got, want, mistakes(*wide), what, nan=nan, explain=more)
+
+
+def _explained(explain: Callable[..., None], inputs: list[Any], got: Tensor) -> None:
+    explain(got, *inputs)
 
 
 # --- attention weights ---------------------------------------------------------------------------------------------
@@ -192,25 +194,33 @@ def hide(scores: Tensor, hidden: Tensor | None) -> Tensor:
 
 
 def attention_mistakes(q: Tensor, k: Tensor, *, other_width: int, causal: bool = False) -> Mistakes:
-    """The weights (…, T, S) that typical mistakes give. `other_width`: a width that is not d_k."""
+    """The weights (…, T, S) of typical mistakes, alone or with a wrong scale. `other_width`: one that is not d_k."""
     raw, d = q @ k.mT, q.shape[-1]
     later = torch.ones(raw.shape[-2:], dtype=torch.bool).triu(1) if causal else None
-    good = raw / math.sqrt(d)
-    found = [
-        (NO_SCALE, hide(raw, later).softmax(-1)),
-        (INVERTED, hide(raw * math.sqrt(d), later).softmax(-1)),
-        (BY_D, hide(raw / d, later).softmax(-1)),
-        (BY_MODEL, hide(raw / math.sqrt(other_width), later).softmax(-1)),
-        (SCALED_AFTER, hide(raw, later).softmax(-1) / math.sqrt(d)),
-        (COLUMNS, hide(good, later).softmax(-2)),
-        (ALL_TOGETHER, hide(good, later).flatten(-2).softmax(-1).reshape(good.shape)),
-        (NO_SOFTMAX, good if later is None else good.masked_fill(later, 0.0)),
+    factors = {NO_SCALE: 1.0, INVERTED: math.sqrt(d), BY_D: 1 / d, BY_MODEL: 1 / math.sqrt(other_width)}
+    found = [(message, hide(raw * factor, later).softmax(-1)) for message, factor in factors.items()]
+    found.append((SCALED_AFTER, hide(raw, later).softmax(-1) / math.sqrt(d)))
+    for factor in (1 / math.sqrt(d), *factors.values()):
+        found += softmax_mistakes(raw * factor, later)
+        found += mask_mistakes(raw * factor) if causal else []
+    return found
+
+
+def softmax_mistakes(scores: Tensor, later: Tensor | None = None) -> Mistakes:
+    """What wrong softmaxes make of scores (…, T, S), with the later ones hidden or (COLUMNS) forgotten."""
+    hidden = hide(scores, later)
+    return [
+        (COLUMNS, hidden.softmax(-2)),
+        (COLUMNS, scores.softmax(-2)),
+        (ALL_TOGETHER, hidden.flatten(-2).softmax(-1).reshape(scores.shape)),
+        (NO_SOFTMAX, hidden),
+        (NO_SOFTMAX, scores if later is None else scores.masked_fill(later, 0.0)),
+        (NO_SOFTMAX, scores),
     ]
-    return found + (mask_mistakes(good) if causal else [])
 
 
 def mask_mistakes(scores: Tensor) -> Mistakes:
-    """What typical mistakes make of scaled scores (…, T, T) in causal attention."""
+    """What wrong masks make of scaled scores (…, T, T) in causal attention."""
     everything = torch.ones(scores.shape[-2:], dtype=torch.bool)
     weights = scores.softmax(-1)
     return [
@@ -223,13 +233,23 @@ def mask_mistakes(scores: Tensor) -> Mistakes:
     ]
 
 
-def explain_weights(got: Tensor) -> None:
-    """Raise Wrong if these cannot be attention weights."""
+def explain_weights(got: Tensor, causal: bool = False) -> None:
+    """Raise Wrong if these (T, S) cannot be attention weights."""
     if bool((got < -1e-6).any()):
-        raise Wrong("Some weights are negative. A share cannot be: exp makes every score positive. " + NO_SOFTMAX)
-    sums = got.sum(-1)
-    if not torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
-        raise Wrong(f"A row of weights adds up to {float(sums.flatten()[0]):.4f}; each must add up to 1. " + NO_SOFTMAX)
+        raise Wrong("Some weights are negative, and a share cannot be: exp makes every score positive. " + NO_SOFTMAX)
+    if causal and bool((got.triu(1) > 1e-6).any()):
+        raise Wrong(UNMASKED)
+    if not _all_one(got.sum(-1)):
+        raise Wrong(COLUMNS if _all_one(got.sum(-2)) else ALL_TOGETHER if _all_one(got.sum()) else _off(got))
+
+
+def _all_one(sums: Tensor) -> bool:
+    return torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+
+
+def _off(got: Tensor) -> str:
+    total = float(got.sum(-1).flatten()[0])
+    return f"The first row of weights adds up to {total:.4f}; each row must add up to 1. Is the softmax the last step?"
 
 
 # --- layers --------------------------------------------------------------------------------------------------------

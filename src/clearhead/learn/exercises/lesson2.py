@@ -86,6 +86,7 @@ def check_dot_scores(answer: Callable[..., Any], generator: torch.Generator) -> 
         lambda x: [
             (COLUMNS_COMPARED, x.T @ x),
             (WEIGHTS_ALREADY, (x @ x.T).softmax(-1)),
+            (WEIGHTS_ALREADY, (x @ x.T).softmax(0)),
             (SCALED, x @ x.T / math.sqrt(x.shape[-1])),
             (COSINE, torch.cosine_similarity(x[:, None], x[None], dim=-1)),
             (DISTANCES, torch.cdist(x, x)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,7 +97,9 @@ def check_attention(answer: Callable[..., Any], generator: torch.Generator) -> N
             judging.tensor(part, f"the {name}") for part, name in zip(got, ("output", "weights"), strict=True)
         )
         want, shares = attention(*wide)
-        judging.compare(weights, shares, [(PAIR_REVERSED, want), *_weight_mistakes(*wide[:2])], "the weights, (T, S)")
+        mistakes = [(PAIR_REVERSED, want), *_weight_mistakes(*wide[:2])]
+        more = partial(_explain_scale, q=wide[0], k=wide[1])
+        judging.compare(weights, shares, mistakes, "the weights, (T, S)", explain=more)
         judging.compare(out, want, _mix_mistakes(shares, *wide), "the output, (T, d_v)")
 
 

@@ -168,8 +168,7 @@ def _layer_mistakes(x: Tensor, H: int, W: dict[str, Tensor], bias: Tensor) -> ju
     whole = _projected(x, W)
     q, k, v = (split_heads(t, H) for t in whole)
     right = merge_heads(_heads(q, k, v))
-    weights = judging.attention_mistakes(q, k, other_width=right.shape[-1], causal=True)
-    merged = [*((message, merge_heads(wrong @ v)) for message, wrong in weights), *_head_mistakes(whole, H)]
+    merged = [*((message, merge_heads(out)) for message, out in _ways(q, k, v, H)), *_head_mistakes(whole, H)]
     return [
         (NO_OUT_PROJ, right),
         *((message, wrong @ W["out_proj"] + bias) for message, wrong in merged),
@@ -178,23 +177,28 @@ def _layer_mistakes(x: Tensor, H: int, W: dict[str, Tensor], bias: Tensor) -> ju
     ]
 
 
+def _ways(q: Tensor, k: Tensor, v: Tensor, H: int) -> judging.Mistakes:
+    """The heads' outputs (B, H, T, D) with typical mistakes inside the heads."""
+    weights = judging.attention_mistakes(q, k, other_width=H * q.shape[-1], causal=True)
+    over = _causal(q @ k.mT / math.sqrt(q.shape[-1])).softmax(1).nan_to_num(0.0)
+    return [(message, wrong @ v) for message, wrong in [*weights, (OVER_HEADS, over)]]
+
+
 def _head_mistakes(whole: list[Tensor], H: int) -> judging.Mistakes:
-    """Of q, k and v (B, T, H·D) each: what wrong ways to split and merge give."""
+    """Of q, k and v (B, T, H·D) each: what wrong ways to split and merge give, whatever happens inside the heads."""
     B, T, _ = whole[0].shape
-    q, k, v = (split_heads(t, H) for t in whole)
-    good, over = _heads(q, k, v), _causal(q @ k.mT / math.sqrt(q.shape[-1])).softmax(1).nan_to_num(0.0)
-    apart = _heads(*(t.reshape(B, H, T, -1) for t in whole))  # the wrong view
-    every_hth = _heads(*(t.reshape(B, T, -1, H).permute(0, 3, 1, 2) for t in whole))
-    return [
-        (HEADS_MIXED, merge_heads(apart)),
-        (HEADS_MIXED, apart.reshape(B, T, -1)),
-        (MERGED_UNTURNED, good.reshape(B, T, -1)),
-        (EVERY_HTH, merge_heads(every_hth)),
-        (EVERY_HTH, every_hth.permute(0, 2, 3, 1).reshape(B, T, -1)),
-        (PIECES_MIXED, good.permute(0, 2, 3, 1).reshape(B, T, -1)),
-        (ONE_HEAD, _heads(*whole)),
-        (OVER_HEADS, merge_heads(over @ v)),
-    ]
+    splits = {
+        "": [split_heads(t, H) for t in whole],
+        HEADS_MIXED: [t.reshape(B, H, T, -1) for t in whole],
+        EVERY_HTH: [t.reshape(B, T, -1, H).permute(0, 3, 1, 2) for t in whole],
+    }
+    found = [(ONE_HEAD, _heads(*whole))]
+    for message, (q, k, v) in splits.items():
+        for out in (_heads(q, k, v), *(wrong for _, wrong in _ways(q, k, v, H))):
+            found += [(message, merge_heads(out))] if message else []
+            found += [(message or MERGED_UNTURNED, out.reshape(B, T, -1))]
+            found += [(message or PIECES_MIXED, out.permute(0, 2, 3, 1).reshape(B, T, -1))]
+    return found
 
 
 EXERCISES = (
