@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import cost, masks, nn, reference, scores, testing, zoo
+    from clearhead import cost, functional, masks, nn, reference, scores, testing, zoo
     from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
-    from clearhead.maps import AttentionMap, DenseMap, SoftmaxMap, Statistics, average_heads
+    from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, Statistics, average_heads
     from clearhead.recording import Recording, record
     from clearhead.view import View, look
 
-_MODULES = ("cost", "masks", "nn", "reference", "scores", "testing", "zoo")
+_MODULES = ("cost", "functional", "masks", "nn", "reference", "scores", "testing", "zoo")
 _HOMES = {
+    "AdditiveMap": "maps",
     "AttentionMap": "maps",
     "DTypeError": "errors",
     "DenseMap": "maps",
+    "LinearMap": "maps",
     "ModelError": "errors",
     "Recording": "recording",
     "RecordingError": "errors",
@@ -37,9 +39,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "AdditiveMap",
     "AttentionMap",
     "DTypeError",
     "DenseMap",
+    "LinearMap",
     "ModelError",
     "Recording",
     "RecordingError",
@@ -50,6 +54,7 @@ __all__ = [
     "__version__",
     "average_heads",
     "cost",
+    "functional",
     "look",
     "masks",
     "nn",

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from clearhead._checks import check_all_finite, check_count, check_qkv, describe, four
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.kernels import flash, linear
+from clearhead.kernels import linear
+from clearhead.kernels.flash import TILE
 from clearhead.kernels.linear import LinearState
 from clearhead.kernels.output import output
 from clearhead.maps.additive import AdditiveMap
@@ -93,7 +94,7 @@ def flash_attention(
     bias: Bias | Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    tile: tuple[int, int] = (128, 128),
+    tile: tuple[int, int] = TILE,
 ) -> tuple[Tensor, SoftmaxMap]:  # (B, H, T, Dv), map (B, H, T, S)
     """softmax(softcap(scale · Q Kᵀ) + bias, masked) V over tiles, forward and backward, in plain PyTorch.
 
@@ -120,9 +121,8 @@ def flash_attention(
     for name, size in zip(("tile[0]", "tile[1]"), tile, strict=True):
         check_count(call, name, size, at_least=1)
     attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale, softcap=softcap)
-    out, _ = flash.attention(
-        *(four(q), four(k), four(v)), mask=attn.mask, bias=attn.bias, scale=attn.scale, softcap=attn.softcap, tile=tile
-    )
+    rules = {"mask": attn.mask, "bias": attn.bias, "scale": attn.scale, "softcap": attn.softcap}
+    out = output(four(q), four(k), four(v), **rules, tile=tile)  # type: ignore[arg-type]
     return out.reshape(*q.shape[:-1], v.shape[-1]), attn
 
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
+import clearhead
 import clearhead.recording as recording
+from clearhead import masks
 from clearhead.errors import RecordingError
 
 
@@ -280,3 +282,20 @@ def test_somebody_elses_function_mode_keeps_working(nano, ids):
         nano(ids)
     assert len(outside) == len(inside) == 3
     assert Count.seen == 6
+
+
+class Flash(nn.Module):
+    """A module that calls clearhead's own kernel over tiles."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return clearhead.functional.flash_attention(x, x, x, mask=masks.causal(), softcap=2.0, tile=(3, 2))[0]
+
+
+def test_attention_over_tiles_is_one_call_with_its_rules() -> None:
+    x = torch.randn(1, 2, 7, 4)
+    model = Flash()
+    with recording.record(model) as seen:
+        out = model(x)
+    assert torch.equal(out, model(x))
+    expected = clearhead.SoftmaxMap(x, x, mask=masks.causal(), softcap=2.0).to_dense()
+    assert torch.equal(seen[0].to_dense(), expected)

@@ -27,14 +27,16 @@ def output(
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
+    tile: tuple[int, int] | None = None,
 ) -> Tensor:  # (B, H, T, Dv)
-    """softmax(softcap(scale · Q Kᵀ) + bias, masked) V; a row that may attend to nothing is 0."""
+    """softmax(softcap(scale · Q Kᵀ) + bias, masked) V, over tiles if `tile` says so; a row that sees nothing is 0."""
     if has_torch_function((q, k, v)):
-        how: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "dropout_p": dropout_p}
-        return handle_torch_function(output, (q, k, v), q, k, v, **how)
+        how: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap}
+        return handle_torch_function(output, (q, k, v), q, k, v, **how, dropout_p=dropout_p, tile=tile)
     T, S = q.shape[2], k.shape[2]
-    if softcap is not None:
-        return flash.attention(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap)[0]
+    if softcap is not None or tile is not None:
+        tile = flash.TILE if tile is None else tile
+        return flash.attention(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, tile=tile)[0]
     if bias is None and (mask is None or (mask == causal() and T == S)):
         grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(

@@ -18,6 +18,7 @@ from clearhead.scores import Bias
 
 __all__ = ["FunctionSeam", "causal_rule", "read"]
 
+
 class FunctionSeam(TorchFunctionMode):
     """Passes every function of PyTorch through unchanged; reports each attention call that succeeded."""
 
@@ -86,6 +87,7 @@ def read_own(
     scale: float | None,
     softcap: float | None,
     dropout_p: float,
+    tile: tuple[int, int] | None,
 ) -> Call:
     """What clearhead itself computes for these arguments, with the rules it was given."""
     return Call(
