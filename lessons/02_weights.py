@@ -93,7 +93,8 @@ figure.savefig("lesson2-weights.png")
 # %% [markdown]
 # ## Exercises
 # Open `exercises.py` beside this lesson (`clearhead learn 2` writes both) and fill in `dot_scores`, `softmax` and
-# `context_vectors`. Then run `clearhead check 2`: it says what is right, and what is not and why. `--hint` helps.
+# `context_vectors`. Then run `clearhead check 2`, or in a notebook `from clearhead.learn import check; check(2)`: it
+# says what is right, and what is not and why. `clearhead check 2 --hint` helps.
 #
 # ## Quiz
 # Answer for yourself first; the next cell computes the answers.

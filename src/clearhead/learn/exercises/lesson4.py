@@ -73,7 +73,7 @@ NOT_LOW_ENOUGH = (
 )
 EVAL_DROPOUT = (
     "Weights are dropped outside training too. Dropout is an exercise for training only: in evaluation the layer uses"
-    " all it has learned (F.dropout(weights, p, self.training), or nn.Dropout)."
+    " all it has learned: F.dropout(weights, p, self.training), or an nn.Dropout made in __init__."
 )
 EVAL_SCALED = (
     "Outside training the weights come back scaled. The factor 1 / (1 - p) is paid while training, so that evaluation"
