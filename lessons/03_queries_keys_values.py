@@ -45,9 +45,9 @@ for name, vector in {"query of journey": q[1], "scores": scores, "shares": share
     print(f"{name}:", [round(float(number), 4) for number in vector])
 # %% [markdown]
 # ## Why divide, and why by the root?
-# A dot product adds up $d_k$ products. If the numbers are independent, with mean 0 and variance 1 (as at the start of
-# training), each product has variance 1, and variances add: the sum has variance $d_k$ and spreads like $\sqrt{d_k}$.
-# Dividing by $\sqrt{d_k}$ brings the spread back to 1, for any width.
+# A dot product adds up $d_k$ products. Say that the numbers are independent, with mean 0 and variance 1 (the average of
+# their squares), as they roughly are before training. Then each product has variance 1, and variances add: the sum has
+# variance $d_k$, and its spread is the root, $\sqrt{d_k}$. Dividing by it brings the spread back to 1, for any width.
 #
 # Why care? The softmax blows differences up: with a spread of 30, one key gets nearly all the weight. Then training
 # gets stuck. It learns from *how the weights move when a score moves* (left: its own score; right: another one):

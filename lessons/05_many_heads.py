@@ -108,10 +108,10 @@ print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # more heads are narrower.
 #
 # ## The same in a real model
-# SmolLM2 has 9 heads of 64 numbers in each of its 30 layers (three of them share keys and values, which saves memory).
-# Do they do different things? Below are the heads of this text that look most at the word before (*previous*), at
-# earlier copies of the word (*duplicate*), and at what came after such a copy (*induction*: it guesses that the text
-# repeats). The dark first column is where heads rest that find nothing.
+# SmolLM2 has 9 heads of 64 numbers in each of its 30 layers (three heads share keys and values, which saves memory). Do
+# they do different things? Below are the heads of this text that look most at the word before (*previous*), at earlier
+# copies of the word (*duplicate*), and at what came after such a copy (*induction*: it guesses that the text repeats).
+# The dark first column is where heads rest that find nothing.
 # %%
 try:
     model, tokenizer = clearhead.zoo.load("smollm2")
