@@ -80,11 +80,21 @@ def test_where_nothing_can_be_written_it_says_so_and_goes_on(
     assert "your progress cannot be" in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_now_is_not_replaced(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (data / "progress.json").mkdir(parents=True)
+def test_what_cannot_be_read_now_is_not_replaced(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     update(3, passing("a"))
-    assert (data / "progress.json").is_dir()
-    assert "your progress cannot be read" in capsys.readouterr().err
+
+    def refuse(*_: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", refuse)
+        update(3, passing("b"))
+    assert progress()[3].passed == ["a"]
+    assert capsys.readouterr().err == (
+        f"clearhead: your progress cannot be read from {data / 'progress.json'}: Permission denied\n"
+    )
 
 
 def test_an_interrupted_write_leaves_the_old_file(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,11 @@ __all__ = ["Outcome", "run"]
 LIMIT = 20.0  # seconds for the learner's code; the exercises take less than one
 _START = 180.0  # seconds until torch is imported, on a slow disk
 _KEPT = 2_000  # bytes of output
+_ENVIRONMENT = {
+    "PYTHONIOENCODING": "utf-8:replace",
+    "MPLBACKEND": "Agg",  # a window would wait to be closed
+    "CUDA_VISIBLE_DEVICES": "",  # the inputs are on the CPU, and CUDA takes more than the memory that is allowed
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,  # where nothing is that could be imported in place of something else
-            env=os.environ | {"PYTHONIOENCODING": "utf-8:replace", "MPLBACKEND": "Agg"},
+            env=os.environ | _ENVIRONMENT,
             start_new_session=True,
         )
         assert self._process.stdout is not None
