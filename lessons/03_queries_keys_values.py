@@ -52,7 +52,7 @@ for name, vector in {"query of journey": q[1], "scores": scores, "shares": share
 # Why care? The softmax blows differences up: with a spread of 30, one key gets nearly all the weight. Then training
 # gets stuck. It learns from *how the weights move when a score moves* (left: its own score; right: another one):
 #
-# $$\partial\alpha_i/\partial\omega_i = \alpha_i(1-\alpha_i) \ \ \partial\alpha_i/\partial\omega_j = -\alpha_i\alpha_j$$
+# $$\partial\alpha_i/\partial\omega_i=\alpha_i(1-\alpha_i), \qquad \partial\alpha_i/\partial\omega_j=-\alpha_i\alpha_j$$
 #
 # With one weight near 1 and the rest near 0, all of these are near 0: whatever is wrong, nothing moves. Measure it.
 # %%
