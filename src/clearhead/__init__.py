@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import cost, functional, masks, nn, reference, scores, testing, zoo
-    from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
+    from clearhead import cost, functional, learn, masks, nn, reference, scores, testing, zoo
+    from clearhead.errors import DTypeError, LessonError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
     from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, Statistics, average_heads
     from clearhead.recording import Recording, record
     from clearhead.view import View, look
 
-_MODULES = ("cost", "functional", "masks", "nn", "reference", "scores", "testing", "zoo")
+_MODULES = ("cost", "functional", "learn", "masks", "nn", "reference", "scores", "testing", "zoo")
 _HOMES = {
     "AdditiveMap": "maps",
     "AttentionMap": "maps",
     "DTypeError": "errors",
     "DenseMap": "maps",
+    "LessonError": "errors",
     "LinearMap": "maps",
     "ModelError": "errors",
     "Recording": "recording",
@@ -43,6 +44,7 @@ __all__ = [
     "AttentionMap",
     "DTypeError",
     "DenseMap",
+    "LessonError",
     "LinearMap",
     "ModelError",
     "Recording",
@@ -55,6 +57,7 @@ __all__ = [
     "average_heads",
     "cost",
     "functional",
+    "learn",
     "look",
     "masks",
     "nn",
