@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from clearhead.errors import DTypeError, ShapeError
 
@@ -39,9 +42,24 @@ def read_broadcast(tensor: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -
 
 
 def check_count(call: str, name: str, value: object, *, at_least: int) -> None:
-    """Raise unless `value` is an integer of at least `at_least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+    """Raise unless `value` is an integer of at least `at_least`, NumPy's included."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < at_least:
         raise ShapeError(f"{call}({name}={value!r}): expected an integer >= {at_least}.")
+
+
+def finite_number(call: str, name: str, value: object) -> float:
+    """A finite number, or an error that says what arrived."""
+    one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(one, bool) or not isinstance(one, Real) or not math.isfinite(one):
+        raise DTypeError(f"{call}({name}={value!r}): expected a finite number.")
+    return float(one)
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor's values can be asked for: not while a graph is traced, on the meta device, or under vmap."""
+    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_qkv(call: str, q: object, k: object, v: object | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead._checks import check_all_finite, check_count, check_qkv, describe, four
+from clearhead._checks import check_all_finite, check_count, check_qkv, describe, four, has_numbers
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import linear
 from clearhead.kernels.flash import TILE
@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
     given = attn_mask if isinstance(attn_mask, Tensor) else None
     if given is not None and bias is None:
         given = given.bool()  # 0/1 integers, which PyTorch does not take
-        _warn_of_an_inverted_mask(given, q, k)
+        warn_of_an_inverted_mask(given, q.shape[-2], k.shape[-2], stacklevel=2)
     if is_causal:
         mask = causal() if mask is None else mask & causal()
     attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale)
@@ -223,14 +223,14 @@ def _check_causal(q: Tensor, k: Tensor, is_causal: bool) -> None:
         )
 
 
-def _warn_of_an_inverted_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
-    T = q.shape[-2]
-    square = T == k.shape[-2] > 1 and mask.shape[-2:] == (T, T)
-    if square and not bool(mask.diagonal(dim1=-2, dim2=-1).any()):
+def warn_of_an_inverted_mask(mask: Tensor, T: int, S: int, *, stacklevel: int) -> None:
+    """Say so where a bool mask of self-attention keeps every token from itself."""
+    square = T == S > 1 and mask.shape[-2:] == (T, T)
+    if square and has_numbers(mask) and not bool(mask.diagonal(dim1=-2, dim2=-1).any()):
         warnings.warn(
             f"attn_mask={describe(mask)} keeps every token from attending to itself. True means may attend, as in"
             " PyTorch's scaled_dot_product_attention; nn.MultiheadAttention's masks mean the opposite: pass ~mask.",
-            stacklevel=3,
+            stacklevel=stacklevel + 1,
         )
 
 

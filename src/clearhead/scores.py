@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_broadcast, check_count, describe, read_broadcast
+from clearhead._checks import check_broadcast, check_count, describe, finite_number, read_broadcast
 from clearhead._watch import HoldsTensors
 from clearhead.errors import DTypeError, ShapeError
 
@@ -261,11 +261,13 @@ class Rotary:
         check_count("Rotary", "dim", self.dim, at_least=2)
         if self.dim % 2:
             raise ShapeError(f"Rotary(dim={self.dim}): features are turned in pairs, so dim must be even.")
-        if not self.base > 0:
+        if finite_number("Rotary", "base", self.base) <= 0:
             raise ShapeError(f"Rotary(base={self.base!r}): expected a number above 0.")
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (…, T, D) with the tokens at `positions` (T,); computed in float32 or wider, returned in x's dtype."""
+        if not (isinstance(x, Tensor) and x.is_floating_point() and isinstance(positions, Tensor)):
+            raise DTypeError(f"{self!r}.rotate(x={describe(x)}, positions={describe(positions)}): x is a float tensor.")
         if x.shape[-1] < self.dim or positions.shape != x.shape[-2:-1]:
             raise ShapeError(
                 f"{self!r}.rotate(x={describe(x)}, positions={describe(positions)}): expected x (…, T, D) with"

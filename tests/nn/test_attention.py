@@ -88,8 +88,7 @@ def _heads(layer: Attention, name: str, x: Tensor) -> Tensor:
 
 
 def _normal(x: Tensor, weight: Tensor) -> Tensor:
-    eps = torch.finfo(weight.dtype).eps  # PyTorch's default
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.to(x.dtype)
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.to(x.dtype)
 
 
 def _visible(layer: Attention, rows: int, cols: int) -> Tensor:
@@ -484,6 +483,7 @@ def small(**more: Any) -> Attention:
 CACHE = small().new_cache(B, 20)
 
 
+@torch.no_grad()
 def half_full() -> Attention:
     """A layer for 8 tokens at most, and 9 in the cache."""
     CACHE.reset()
@@ -491,9 +491,18 @@ def half_full() -> Attention:
     return small(context_length=8)
 
 
+@torch.no_grad()
+def cached(layer: Attention, *, batch: int = B, of: Attention | None = None, twice: bool = False, **more: Any) -> None:
+    """Use a layer with a cache that another layer has made, or that two layers share."""
+    cache = (of or layer).new_cache(batch, **{"length": 20} | more)
+    layer(X, cache=cache)
+    if twice:
+        small()(X[:, :1], cache=cache)
+
+
 BAD: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
     "heads": (ShapeError, "4 heads do not divide a width of 10", lambda: Attention(8, 10, num_heads=4)),
-    "kv heads": (ShapeError, "3 heads do not divide", lambda: small(num_kv_heads=3)),
+    "kv heads": (ShapeError, "num_kv_heads has to divide num_heads", lambda: small(num_kv_heads=3)),
     "no width": (ShapeError, "d_in=0", lambda: Attention(0, 8)),
     "dropout": (ShapeError, "dropout=1.5", lambda: small(dropout=1.5)),
     "window 0": (ShapeError, "window=0", lambda: small(window=0)),
@@ -530,13 +539,31 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
         lambda: small(d_context=3)(X, CONTEXT, context_padding=torch.ones(B, T).bool()),
     ),
     "cache of what length": (ShapeError, "say for how many tokens", lambda: small().new_cache(2)),
-    "cached context": (ShapeError, "cross-attention", lambda: small(d_context=3).new_cache(2)),
+    "cached context": (ShapeError, "another text", lambda: small(d_context=3).new_cache(2)),
     "no cache": (DTypeError, "new_cache", lambda: small()(X, cache={})),  # type: ignore[arg-type]
-    "full cache": (ShapeError, "no room for 9 more", lambda: small()(X, cache=small().new_cache(B, 8))),
+    "full cache": (ShapeError, "no room for 9 more", lambda: cached(small(), length=8)),
     "full context": (ShapeError, "together 13", lambda: half_full()(X[:, :4], cache=CACHE)),
-    "another batch": (ShapeError, "B=3", lambda: small()(X, cache=small().new_cache(3, 20))),
-    "another dtype": (DTypeError, "float64", lambda: small()(X, cache=small().double().new_cache(B, 20))),
-    "dropped distances": (ShapeError, "distance", lambda: small(window=4, sinks=1, bias=scores.alibi(H)).new_cache()),
+    "another batch": (ShapeError, "B=3", lambda: cached(small(), batch=3)),
+    "another dtype": (DTypeError, "float64", lambda: cached(small(), dtype=torch.float64)),
+    "a graph in a cache": (DTypeError, "torch.no_grad", lambda: small()(X, cache=small().new_cache(B, 20))),
+    "another window": (ShapeError, "not made by", lambda: cached(small(window=3), of=small(window=4))),
+    "another layer": (ShapeError, "another layer", lambda: cached(small(), twice=True)),
+    "a cache both ways": (ShapeError, "see later ones", lambda: small(is_causal=False).new_cache(2, 20)),
+    "cache of length 0": (ShapeError, "length=0", lambda: small().new_cache(2, 0)),
+    "cap 0": (ShapeError, "above 0", lambda: small(softcap=0.0)),
+    "cap NaN": (DTypeError, "finite", lambda: small(softcap=float("nan"))),
+    "scale of text": (DTypeError, "finite", lambda: small(scale="x")),
+    "rotary of what": (DTypeError, "scores.Rotary", lambda: small(rotary=True)),
+    "padding of lists": (DTypeError, "0/1 tensor", lambda: small()(X, padding=[[1] * T] * B)),
+    "padding rule": (DTypeError, "0/1 tensor", lambda: small()(X, padding=masks.padding(torch.ones(B, T).bool()))),
+    "numbers as mask": (DTypeError, "other numbers", lambda: small()(X, mask=torch.full((T, T), -10_000))),
+    "numbers as padding": (DTypeError, "other numbers", lambda: small()(X, padding=torch.full((B, T), 2))),
+    "sparse": (DTypeError, "sparse", lambda: small()(X.to_sparse())),
+    "nested": (
+        DTypeError,
+        "nested",
+        lambda: small()(torch.nested.nested_tensor([X[0], X[1, :4]], layout=torch.jagged)),
+    ),
     "no module": (DTypeError, "nn.MultiheadAttention", lambda: Attention.from_torch(nn.Linear(2, 2))),  # type: ignore[arg-type]
     "key and value widths": (ShapeError, "kdim=3", lambda: Attention.from_torch(nn.MultiheadAttention(4, 2, kdim=3))),
     "added key": (
@@ -545,7 +572,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
         lambda: Attention.from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True)),
     ),
     "to torch": (ShapeError, "no num_kv_heads=2, no a window", lambda: make("grouped", window=2).to_torch()),
-    "layouts": (ShapeError, "no rotary", lambda: convert_rotary(small(), interleaved=True)),
+    "layouts": (ShapeError, "with rotary", lambda: convert_rotary(small(), interleaved=True)),
 }
 
 
@@ -561,3 +588,118 @@ def test_fused_kernels_of_pytorch_agree() -> None:
     q, k, v, _, _ = layer._call(x, None, None, None, None, None)
     out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     torch.testing.assert_close(layer(x), layer.out_proj(out), atol=1e-12, rtol=0)
+
+
+def test_a_call_that_raises_leaves_the_cache_as_it_was() -> None:
+    layer, x = make(), tokens()
+    cache = layer.new_cache(B, T)
+    with torch.no_grad():
+        layer(x[:, :3], cache=cache)
+        for wrong in ({"padding": torch.ones(B, 3).bool()}, {"mask": torch.ones(2, 2).bool()}):
+            with pytest.raises(ShapeError):
+                layer(x[:, 3:4], cache=cache, **wrong)
+        torch.testing.assert_close(layer(x[:, 3:4], cache=cache), layer(x[:, :4])[:, 3:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "rule", [~masks.first_tokens(1), masks.first_tokens(2), masks.documents(torch.arange(12) // 4)]
+)
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_a_rule_is_about_the_whole_text_where_a_cache_rolls(sinks: int, rule: masks.MaskRule) -> None:
+    layer, x = make(window=3, sinks=sinks, bias=scores.alibi(H)), tokens(B, 12, D_IN)
+    dense = rule.bind(12, 12).tile(slice(0, 12), slice(0, 12), torch.arange(1), torch.arange(1))[0, 0]
+    for pieces in ([1] * 12, [5, 1, 4, 2]):
+        cache, past, parts = layer.new_cache(B), 0, []
+        with torch.no_grad():
+            for piece in x.split(pieces, 1):
+                past += piece.shape[1]
+                mask = masks.dense(dense[past - piece.shape[1] : past, :past])
+                parts.append(layer(piece, cache=cache, mask=mask))
+            torch.testing.assert_close(torch.cat(parts, 1), layer(x, mask=rule), atol=1e-12, rtol=0)
+
+
+def test_left_padding_stays_hidden_where_a_cache_rolls() -> None:
+    layer, x = make("window and sinks"), tokens(B, 12, D_IN)
+    real = torch.arange(12) >= torch.tensor([[4], [0]])
+    cache = layer.new_cache(B)
+    with torch.no_grad():
+        steps = [layer(x[:, t : t + 1], padding=real[:, : t + 1], cache=cache) for t in range(12)]
+        torch.testing.assert_close(torch.cat(steps, 1), layer(x, padding=real), atol=1e-12, rtol=0)
+
+
+def test_a_cache_made_in_inference_mode_serves_outside_of_it_and_copies_are_free() -> None:
+    layer, x = make(), tokens()
+    with torch.inference_mode():
+        cache = layer.new_cache(B, T)
+        layer(x[:, :4], cache=cache)
+    with torch.no_grad():
+        other = copy.deepcopy(cache)
+        for one in (cache, other):
+            torch.testing.assert_close(layer(x[:, 4:], cache=one), layer(x)[:, 4:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nothing_in_is_nothing_out(name: str) -> None:
+    layer = make(name)
+    for shape in ((B, 0, D_IN), (0, T, D_IN), (0, D_IN)):
+        out, attn = layer.attend(torch.zeros(shape, dtype=torch.float64))
+        assert out.shape == (*shape[:-1], D_OUT)
+        assert attn.shape[-2:] == (shape[-2], shape[-2])
+
+
+def test_a_learned_bias_belongs_to_the_layer() -> None:
+    table = nn.Parameter(torch.randn(32, H, generator=torch.Generator().manual_seed(0)))
+    layer = make(bias=scores.t5_bias(table) + scores.alibi(H))
+    x = tokens()
+    assert "score_bias.left_table" in layer.state_dict()
+    layer(x).sum().backward()
+    assert table.grad is not None
+    assert table.grad.count_nonzero() > 0
+    other = make(bias=scores.t5_bias(nn.Parameter(torch.zeros(32, H))) + scores.alibi(H))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+
+
+def test_a_large_bias_does_not_become_infinite_in_half_precision() -> None:
+    layer, x = make("both ways", dtype=torch.float32), tokens(dtype=torch.float32)
+    mask = torch.full((T, T), -70_000.0) + 100 * torch.eye(T)
+    out, attn = copy.deepcopy(layer).half().attend(x.half(), mask=mask)
+    torch.testing.assert_close(out.float(), layer(x, mask=mask), atol=0.02, rtol=0)
+    torch.testing.assert_close(attn.diagonal(), torch.ones(B, H, T))
+
+
+def test_gradients_are_zero_and_not_missing_where_nothing_is_visible() -> None:
+    layer = make(qkv_bias=True)
+    layer(tokens(), padding=torch.zeros(B, T).bool()).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    assert layer.W_key.weight.grad.count_nonzero() == layer.W_value.weight.grad.count_nonzero() == 0
+
+
+def test_an_inverted_mask_is_noticed() -> None:
+    with pytest.warns(UserWarning, match="True means may attend"):
+        small()(X, mask=torch.ones(T, T).triu(1).bool())
+
+
+@torch.no_grad()
+def test_a_compiled_layer_generates_in_one_graph_of_any_length() -> None:
+    torch._dynamo.reset()
+    layer, x = make(rotary=Rotary(4), num_kv_heads=2), tokens(B, 24, D_IN)
+    compiled, cache = torch.compile(layer, backend="aot_eager", fullgraph=True), layer.new_cache(B, 24)
+    steps = [compiled(x[:, t : t + 1], cache=cache) for t in range(24)]  # a graph a step would be refused after eight
+    torch.testing.assert_close(torch.cat(steps, 1), layer(x), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["causal", "rotary", "grouped"])
+def test_a_batch_of_batches_and_a_traced_layer_give_the_same(name: str) -> None:
+    layer, x = make(name), tokens(3, B, T, D_IN)
+    expected = torch.stack([layer(one) for one in x])
+    torch.testing.assert_close(torch.func.vmap(layer)(x), expected, atol=1e-12, rtol=0)
+
+
+def test_a_mask_of_many_texts_stays_small() -> None:
+    layer, x = make(dtype=torch.float32), tokens(16, 1024, D_IN, dtype=torch.float32)
+    real = torch.arange(1024) >= torch.arange(16)[:, None]
+    with torch.no_grad(), Allocations() as allocations:
+        layer(x, padding=real)
+    assert allocations.largest <= 2**25

@@ -84,3 +84,9 @@ def test_autocast_converts_the_dtype_itself(rung: Rung, tokens: Tokens, name: st
         layer(x.bfloat16())
     torch.testing.assert_close(out.float(), layer(x), atol=0.05, rtol=0.02)
     assert attn.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_vmap_gives_the_same(rung: Rung, tokens: Tokens, name: str) -> None:
+    layer, x = rung(name), tokens(3, 2, 7, 5)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), torch.stack([layer(one) for one in x]), atol=1e-12, rtol=0)

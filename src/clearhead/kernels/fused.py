@@ -18,7 +18,7 @@ from clearhead.masks import BoundMask, Coverage, block_indices
 from clearhead.scores import Bias
 
 ROWS = 512  # queries a call: enough to keep the kernel busy, few enough that a block's mask is small
-MASK_ELEMENTS = 1 << 23  # and never a block mask of more: 8 MB of bools, 32 MB where a bias is added
+MASK_ELEMENTS = 1 << 23  # and never a block mask of more: 32 MB, since PyTorch makes floats of bools
 
 
 def attention(
@@ -33,12 +33,12 @@ def attention(
 ) -> Tensor:  # (B, H, T, Dv)
     """softmax(scale · Q Kᵀ + bias, masked) V, block of queries by block of queries; 0 where nothing may be seen."""
     hidden = _Hidden(mask, bias, q)
-    height = max(1, min(ROWS, MASK_ELEMENTS // max(1, k.shape[2] * hidden.heads)))
+    height = max(1, min(ROWS, MASK_ELEMENTS // max(1, k.shape[2] * hidden.copies)))
     parts = []
     for rows in tiles.split(slice(0, q.shape[2]), height):
         runs = tiles.visible_runs(mask, rows, slice(0, k.shape[2]))
         if not runs:
-            parts.append(_nothing(q[:, :, rows], v))
+            parts.append(_nothing(q[:, :, rows], k, v))
             continue
         some_k, some_v, within = _side_by_side(k, runs), _side_by_side(v, runs), hidden.block(rows, runs)
         parts.append(
@@ -55,9 +55,10 @@ def _side_by_side(tensor: Tensor, runs: list[slice]) -> Tensor:
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 
-def _nothing(q: Tensor, v: Tensor) -> Tensor:
-    """The output of queries that may attend to nothing: 0, and on the graph, so that their gradients are 0 too."""
-    return (q.sum(-1, keepdim=True) * 0).nan_to_num().expand(*q.shape[:3], v.shape[-1])
+def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The output of queries that may attend to nothing: 0, and on the graph: all gradients are 0, not None."""
+    zero = (q.sum(-1, keepdim=True) * 0).nan_to_num() + (k.sum() * 0 + v.sum() * 0).nan_to_num()
+    return zero.expand(*q.shape[:3], v.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,11 @@ class _Hidden:
     q: Tensor
 
     @property
-    def heads(self) -> int:
-        """How many heads have a mask of their own."""
-        alone = self.mask.rule.per_head or (self.bias is not None and self.bias.per_head)
-        return self.q.shape[1] if alone else 1
+    def copies(self) -> int:
+        """How many (batch entry, head) pairs may have a mask of their own: a tensor in it may differ between texts."""
+        rules = [self.mask.rule] + ([] if self.bias is None else [self.bias])
+        texts = self.q.shape[0] if any(next(rule.tensors(), None) is not None for rule in rules) else 1
+        return texts * (self.q.shape[1] if any(rule.per_head for rule in rules) else 1)
 
     def block(self, rows: slice, runs: list[slice]) -> Tensor | None:
         """The runs side by side, (B or 1, H or 1, t, s); None where the queries see all of them, unmoved."""
@@ -82,12 +84,17 @@ class _Hidden:
         B, H = (max(part.shape[dim] for part in parts) for dim in (0, 1))
         return torch.cat([part.expand(B, H, -1, -1) for part in parts], -1)
 
+    @property
+    def _bias_dtype(self) -> torch.dtype:
+        """float32 or wider where the kernel takes it beside half-precision queries: 70,000 is infinite in float16."""
+        return torch.promote_types(self.q.dtype, torch.float32) if self.q.device.type == "cpu" else self.q.dtype
+
     def _run(self, rows: slice, run: slice) -> Tensor:
-        """Bool where there is a mask alone; with a bias its values, -inf where the mask hides, in q's dtype."""
+        """Bool where there is a mask alone; with a bias its values, -inf where the mask hides."""
         batches, heads = (torch.arange(n, device=self.q.device) for n in self.q.shape[:2])
         seen = self.mask.tile(rows, run, batches, heads)
         if self.bias is None:
             return seen
         at = block_indices(rows, run, batches, heads)
-        bias = self.bias.values(*at, self.mask.T, self.mask.S).to(self.q.dtype)
+        bias = self.bias.values(*at, self.mask.T, self.mask.S).to(self._bias_dtype)
         return torch.where(seen, bias, -torch.inf)

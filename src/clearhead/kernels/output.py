@@ -37,10 +37,10 @@ def output(
     if softcap is not None or tile is not None:
         tile = flash.TILE if tile is None else tile
         return flash.attention(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, tile=tile)[0]
+    if mask == causal() and T == 1:
+        mask = None  # the newest token sees all
     if bias is None and (mask is None or (mask == causal() and T == S)):
-        grouped = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(
-            q, k, v, None, dropout_p, mask is not None, scale=scale, enable_gqa=grouped
-        )
+        grouped, is_causal = bool(q.shape[1] != k.shape[1]), mask is not None  # bool: torch.jit.trace counts in tensors
+        return F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
     bound = (first_tokens(S) if mask is None else mask).bind(T, S)  # with a bias alone, every key is visible
     return fused.attention(q, k, v, bound, bias=bias, scale=scale, dropout_p=dropout_p)

@@ -12,9 +12,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_qkv, four, span
+from clearhead._checks import check_qkv, finite_number, four, span
 from clearhead._watch import Watched
-from clearhead.errors import DTypeError, RecordingError, ShapeError
+from clearhead.errors import RecordingError, ShapeError
 from clearhead.kernels import tiles
 from clearhead.kernels.grouped import grouped_matmul, groups_of, take
 from clearhead.maps.base import AttentionMap
@@ -60,8 +60,9 @@ class SoftmaxMap(AttentionMap):
         check_qkv("SoftmaxMap", q, k, v)
         self.mask = None if mask is None else as_rule(mask)
         self.bias = None if bias is None else as_bias(bias)
-        self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else _number("scale", scale)
-        self.softcap, self.sinks = None if softcap is None else _number("softcap", softcap), sinks
+        self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("SoftmaxMap", "scale", scale)
+        self.softcap = None if softcap is None else finite_number("SoftmaxMap", "softcap", softcap)
+        self.sinks = sinks
         if self.softcap is not None and self.softcap <= 0:
             raise ShapeError(f"SoftmaxMap(softcap={softcap!r}): expected a number above 0, or None for no cap.")
         self._q, self._k, self._v = four(q), four(k), None if v is None else four(v)
@@ -318,14 +319,6 @@ class SoftmaxMap(AttentionMap):
                 f"{self!r}: its q, k, mask or bias was overwritten in place after the map was made, so its weights are"
                 " lost. Read the map before that, or clone q and k and what hides or moves their scores."
             )
-
-
-def _number(name: str, value: object) -> float:
-    """A finite number, or an error that says what arrived."""
-    one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    if isinstance(one, bool) or not isinstance(one, (int, float)) or not math.isfinite(one):
-        raise DTypeError(f"SoftmaxMap({name}={value!r}): expected a finite number.")
-    return float(one)
 
 
 def _exp(scores: Tensor, lse: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_broadcast, check_count, describe, read_broadcast
+from clearhead._checks import check_broadcast, check_count, describe, has_numbers, read_broadcast
 from clearhead._watch import HoldsTensors
 from clearhead.errors import DTypeError, ShapeError
 
@@ -280,7 +280,17 @@ def dense(mask: Tensor) -> MaskRule:
             f"dense(mask): expected (T, S) or (B, H, T, S), got {tuple(mask.shape)}. Write (B, 1, T, S) for one mask"
             " per batch entry, (1, H, T, S) for one per head, padding(keys=mask) for a (B, S) padding mask."
         )
+    check_flags("dense(mask)", mask)
     return Dense(mask.bool().expand((1,) * (4 - mask.ndim) + tuple(mask.shape)))
+
+
+def check_flags(call: str, flags: Tensor) -> None:
+    """Raise unless integers are 0 and 1: others, -10000 above all, are meant to be added to the scores."""
+    if flags.dtype != torch.bool and has_numbers(flags) and bool(((flags != 0) & (flags != 1)).any()):
+        raise DTypeError(
+            f"{call}: {describe(flags)} holds other numbers than 0 and 1. True and 1 mean may attend; numbers that are"
+            " added to the scores are a bias, a float tensor."
+        )
 
 
 def as_rule(mask: MaskRule | Tensor) -> MaskRule:

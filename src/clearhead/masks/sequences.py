@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead._checks import describe
 from clearhead.errors import ShapeError
-from clearhead.masks.rule import Coverage, MaskRule, share, unless_traced
+from clearhead.masks.rule import Coverage, MaskRule, check_flags, share, unless_traced
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,4 +117,5 @@ def _flags(name: str, real: Tensor | None) -> Tensor | None:
             f"padding({name}=...): expected a bool or 0/1 tensor (B, tokens), True where the token is real,"
             f" got {describe(real)}."
         )
+    check_flags(f"padding({name}=...)", real)
     return real.bool()

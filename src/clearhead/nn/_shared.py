@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead._checks import check_all_finite, check_count, describe
+from clearhead._checks import check_all_finite, check_count, describe, has_numbers
 from clearhead.errors import DTypeError, ShapeError
+from clearhead.scores import Bias
 
 
 def check_sizes(layer: nn.Module, **sizes: object) -> None:
@@ -52,6 +55,8 @@ def check_input(
     shape = "d" if width is None else str(width)
     if not isinstance(x, Tensor):
         raise DTypeError(f"{arrived}: expected a torch tensor (T, {shape}) or (B, T, {shape}); use torch.as_tensor(x).")
+    if x.is_nested or x.layout != torch.strided:
+        raise DTypeError(f"{arrived}, nested or sparse: expected an ordinary tensor; pad it, or use to_dense().")
     if not x.is_floating_point():
         hint = "embed token ids first (nn.Embedding)" if x.ndim < 3 else "convert with .float()"
         raise DTypeError(f"{arrived}: expected floating-point features; {hint}.")
@@ -65,14 +70,15 @@ def check_input(
             f" {name}[..., -{context_length}:, :], or make the layer with a longer context."
         )
     _check_kind(arrived, x, next(layer.parameters(), x))
-    if finite and not torch.compiler.is_compiling() and not x.is_meta:
+    if finite and has_numbers(x):
         check_all_finite(type(layer).__name__, **{name: x})
 
 
 def _check_kind(arrived: str, x: Tensor, weight: Tensor) -> None:
     if x.device != weight.device:
         raise DTypeError(f"{arrived} on {x.device}, but its weights are on {weight.device}: use .to({weight.device}).")
-    if x.dtype != weight.dtype and weight.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+    autocast = torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, weight.dtype)
+    if x.dtype != weight.dtype and weight.is_floating_point() and not autocast:
         raise DTypeError(f"{arrived}, but its weights are {weight.dtype}: convert with .to({weight.dtype}).")
 
 
@@ -82,3 +88,36 @@ class IgnoresMask(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(f"{prefix}mask", None)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class ScoreBias(nn.Module):
+    """A bias whose learned tensors (nn.Parameter) are the layer's: trained, saved and moved with it."""
+
+    def __init__(self, bias: Bias) -> None:
+        super().__init__()
+        self._bias = bias
+        for name, tensor in _learned(bias):
+            self.register_parameter(name, tensor)
+
+    def forward(self) -> Bias:
+        """The bias, with the parameters as they are now."""
+        return _replaced(self._bias, dict(self._parameters))
+
+    def extra_repr(self) -> str:
+        """The bias."""
+        return repr(self._bias)
+
+
+def _learned(bias: Bias, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    for name, value in vars(bias).items():
+        if isinstance(value, nn.Parameter):
+            yield prefix + name, value
+        elif isinstance(value, Bias):
+            yield from _learned(value, f"{prefix}{name}_")
+
+
+def _replaced(bias: Bias, tensors: dict[str, Tensor | None], prefix: str = "") -> Bias:
+    parts = {name: value for name, value in vars(bias).items() if isinstance(value, Bias)}
+    changed: dict[str, Any] = {name: _replaced(part, tensors, f"{prefix}{name}_") for name, part in parts.items()}
+    changed |= {name: tensors[prefix + name] for name in vars(bias) if prefix + name in tensors}
+    return replace(bias, **changed) if changed else bias  # type: ignore[type-var]

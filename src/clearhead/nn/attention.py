@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import masks
-from clearhead._checks import check_count, describe
+from clearhead._checks import check_count, describe, finite_number
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.functional import split_mask
+from clearhead.functional import split_mask, warn_of_an_inverted_mask
 from clearhead.kernels.output import output
 from clearhead.maps import SoftmaxMap
 from clearhead.masks import MaskRule
 from clearhead.nn import conversion
-from clearhead.nn._shared import IgnoresMask, check_dropout, check_heads, check_input, check_sizes
-from clearhead.nn.cache import KVCache
+from clearhead.nn._shared import IgnoresMask, ScoreBias, check_dropout, check_heads, check_input, check_sizes
+from clearhead.nn.cache import KeptBias, KeptKeys, KVCache
 from clearhead.scores import Bias, Rotary, as_bias
 
 __all__ = ["Attention"]
@@ -49,15 +51,19 @@ class Attention(IgnoresMask):
         is_causal: whether a token sees only itself and what is before it; by default unless there is a context.
         window: a token sees itself and the window - 1 before it; `sinks`: and the first so many tokens.
         rotary: turns queries and keys by their positions, for example `Rotary(head_width)`.
-        bias: added to the scores, for example `scores.alibi(num_heads)`.
+        bias: added to the scores, for example `scores.alibi(num_heads)`. A table that is an nn.Parameter, as in
+            `scores.t5_bias(table)`, becomes a parameter of the layer.
         softcap: c · tanh(score / c), which no fused kernel of PyTorch's takes: it runs over tiles, without dropout.
-        qk_norm: RMS-normalise queries and keys, a head at a time, before they are turned.
+        qk_norm: RMS-normalise queries and keys, a head at a time, before they are turned; `norm_eps` is added under
+            the root.
         scale: 1/√(head width) by default.
         check_finite: raise on NaN or infinity in the input; costs one look at it.
 
     Shapes: x (B, T, d_in) or (T, d_in), context (B, S, d_context); the output is (B, T, d_out) or (T, d_out).
-    Raises: ShapeError, DTypeError. Cost: four products and one fused attention; no T×S tensor but with soft-capping's
-    tiles. Gradients: all. Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped heads).
+    Raises: ShapeError, DTypeError. Cost: four products and one fused attention, O(T) memory. While training, PyTorch
+    itself holds T×S numbers a head where `dropout` > 0, and a mask or bias (a causal one apart) is kept block by block
+    until the backward pass. Gradients: first derivatives, of everything; PyTorch's fused kernels have no second ones.
+    Source: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped heads).
 
     >>> _ = torch.manual_seed(0)
     >>> layer = Attention(8, 8, num_heads=4, num_kv_heads=2, window=2, rotary=Rotary(2))
@@ -85,6 +91,7 @@ class Attention(IgnoresMask):
         bias: Bias | Tensor | None = None,
         softcap: float | None = None,
         qk_norm: bool = False,
+        norm_eps: float = 1e-6,
         scale: float | None = None,
         check_finite: bool = False,
     ) -> None:
@@ -93,8 +100,8 @@ class Attention(IgnoresMask):
         self.num_heads, self.num_kv_heads = num_heads, num_heads if num_kv_heads is None else num_kv_heads
         self.d_context, self.window, self.sinks = d_context, window, sinks
         self.is_causal = d_context is None if is_causal is None else is_causal
-        self.rotary, self.bias, self.softcap = rotary, None if bias is None else as_bias(bias), softcap
-        self.scale, self.check_finite = scale, check_finite
+        self.rotary, self.softcap, self.scale, self.check_finite = rotary, softcap, scale, check_finite
+        self.score_bias = None if bias is None else ScoreBias(as_bias(bias))
         self._check_arguments()
         self.head_width = d_out // num_heads
         self.rule = self._rule()
@@ -103,8 +110,13 @@ class Attention(IgnoresMask):
         self.W_key = nn.Linear(d_kv, d_key, bias=qkv_bias)
         self.W_value = nn.Linear(d_kv, d_key, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out, bias=out_bias)
-        self.q_norm = nn.RMSNorm(self.head_width) if qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_width) if qk_norm else None
+        self.q_norm = nn.RMSNorm(self.head_width, eps=norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_width, eps=norm_eps) if qk_norm else None
+
+    @property
+    def bias(self) -> Bias | None:
+        """What the layer adds to the scores."""
+        return None if self.score_bias is None else self.score_bias()
 
     def forward(
         self,
@@ -134,7 +146,7 @@ class Attention(IgnoresMask):
         Args:
             x: the tokens that ask. context: the tokens that answer, where the layer has a `d_context`.
             mask: a rule, a bool tensor (True = may attend) or a float tensor (added) of shape (T, S), (B, 1, T, S) or
-                (B, H, T, S); it is joined to the layer's own rule by AND.
+                (B, H, T, S); it is joined to the layer's own rule by AND. With a cache it is about all tokens so far.
             padding: True or 1 where a token of x is real. Padded tokens are seen by nobody and see nothing: before
                 `out_proj` they are 0. With a cache: of all tokens so far.
             context_padding: the same for the context, which has a padding of its own.
@@ -148,16 +160,17 @@ class Attention(IgnoresMask):
     def new_cache(self, batch: int = 1, length: int | None = None, *, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for `length` tokens (context_length by default); one that rolls where there is a window."""
         length = self.context_length if length is None else length
-        if self.d_context is not None:
-            raise ShapeError("Attention.new_cache(): the keys of cross-attention never grow.")
+        if not self.is_causal:
+            raise ShapeError(
+                "Attention.new_cache(): earlier tokens of this layer see later ones (is_causal=False), or another text"
+                " (d_context); what was computed for them would no longer hold. A cache is for a causal layer."
+            )
         if self.window is None and length is None:
             raise ShapeError("Attention.new_cache(batch, length=…): say for how many tokens.")
-        if self.bias is not None and self.sinks:
-            raise ShapeError("Attention.new_cache(): a cache with sinks drops tokens whose distance the bias needs.")
         return KVCache(
             batch,
             self.num_kv_heads,
-            length or 1,
+            1 if length is None else length,
             self.head_width,
             window=self.window,
             sinks=self.sinks,
@@ -170,12 +183,15 @@ class Attention(IgnoresMask):
         """The same layer with the weights of an `nn.MultiheadAttention`, which sees everything: is_causal=False.
 
         `cross` makes a layer that takes a context; one with a `kdim` of its own always does. Its masks mean the
-        opposite, True = hidden: pass `~attn_mask`, and `padding=~key_padding_mask`. Ours is batch first whatever its
+        opposite, True = hidden: pass `mask=~attn_mask`, and `padding=~key_padding_mask` in self-attention (padded
+        queries are silenced too), `context_padding=~key_padding_mask` with a context. Ours is batch first whatever its
         `batch_first` says. Raises ShapeError for what has no counterpart here.
         """
-        layer = cls(**conversion.arguments(module, cross=cross))
+        arguments = conversion.arguments(module, cross=cross)
+        with torch.device(module.out_proj.weight.device):
+            layer = cls(**arguments).to(module.out_proj.weight.dtype)
         layer.load_state_dict(conversion.weights(module))
-        return layer.to(module.out_proj.weight).train(module.training)
+        return layer.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """An `nn.MultiheadAttention` (batch first) with these weights; a causal mask is its caller's affair.
@@ -197,20 +213,30 @@ class Attention(IgnoresMask):
     ) -> _Call:
         self._check_call(x, context, cache)
         past = 0 if cache is None else cache.tokens
+        B, T, S = x.shape[0] if x.ndim == 3 else 1, x.shape[-2], (x if context is None else context).shape[-2]
+        rules, biases = self._rules(mask, self._real(padding, context_padding, (B, past + T), past), T, past + S)
+        if cache is not None:  # checked first, appended to last: a call that raises leaves the cache as it was
+            cache.claim(self)
+            rules, biases = _of_kept(rules, biases, cache, T)
+            S = cache.rows_after(T)
+        for rule in rules:
+            rule.check(B, self.num_heads, T, S)
+        for bias in biases:
+            bias.check(B, self.num_heads, T, S)
         q, k, v = self._project(x, x if context is None else context, past)
         if cache is not None:
             k, v = cache.append(k, v)
+        return _Call(q, k, v, _joined(rules, operator.and_), _joined(biases, operator.add))
+
+    def _rules(
+        self, mask: MaskRule | Tensor | None, real: MaskRule | None, T: int, S: int
+    ) -> tuple[list[MaskRule], list[Bias]]:
+        """What hides and what moves scores, about the whole text: the layer's own, the call's, and the padding."""
         extra, added = split_mask(mask, 4)
-        real = self._real(padding, context_padding, q, k, past)
+        if isinstance(mask, Tensor) and extra is not None and self.d_context is None:
+            warn_of_an_inverted_mask(mask, T, S, stacklevel=5)
         rules = [rule for rule in (self.rule, extra, real) if rule is not None]
-        biases = [bias for bias in (self.bias, None if added is None else as_bias(added)) if bias is not None]
-        B, H, T, S = *q.shape[:3], k.shape[2]
-        for rule in rules:
-            rule.check(B, H, T, S)
-        for bias in biases:
-            bias.check(B, H, T, S)
-        both = reduce(lambda left, right: left & right, rules) if rules else None
-        return _Call(q, k, v, both, reduce(lambda left, right: left + right, biases) if biases else None)
+        return rules, [as_bias(bias) for bias in (self.bias, added) if bias is not None]
 
     def _project(self, x: Tensor, context: Tensor, past: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x, keys and values of the context, a head at a time, normalised and turned."""
@@ -225,7 +251,8 @@ class Attention(IgnoresMask):
 
     def _heads(self, features: Tensor) -> Tensor:
         """(B, T, H·D) or (T, H·D) → (B, H, T, D)."""
-        split = features.view(*features.shape[:-1], -1, self.head_width).transpose(-2, -3)
+        heads = features.shape[-1] // self.head_width  # counted, since -1 cannot be inferred of nothing
+        split = features.view(*features.shape[:-1], heads, self.head_width).transpose(-2, -3)
         return split[None] if split.ndim == 3 else split
 
     def _output(self, x: Tensor, call: _Call) -> Tensor:
@@ -244,25 +271,21 @@ class Attention(IgnoresMask):
         return masks.causal() if self.is_causal else None
 
     def _real(
-        self, padding: Tensor | None, context_padding: Tensor | None, q: Tensor, k: Tensor, past: int
+        self, padding: Tensor | None, context_padding: Tensor | None, size: tuple[int, int], past: int
     ) -> MaskRule | None:
-        """Both paddings as one rule; with a cache, the part of it that belongs to the queries and keys at hand."""
+        """Both paddings as one rule."""
         if context_padding is not None and self.d_context is None:
             raise ShapeError("Attention(context_padding=…): this layer has no context; `padding` is that of x.")
+        keys = None if context_padding is None else _batched("context_padding", context_padding)
         if padding is None:
-            return None if context_padding is None else masks.padding(keys=_batched(context_padding))
-        padding, T, S = _batched(padding), q.shape[2], k.shape[2]
-        if padding.shape[-1] != past + T:
+            return None if keys is None else masks.padding(keys=keys)
+        real = _batched("padding", padding)
+        if real.shape != size:
             raise ShapeError(
-                f"Attention(padding={describe(padding)}) with {T} tokens"
-                + (f" after {past} in the cache" if past else "")
-                + f": expected ({q.shape[0]}, {past + T}), one flag per token, True where it is real."
+                f"Attention(padding={describe(padding)}): expected {size}, one flag per token of x (and of those in the"
+                " cache), True where it is real."
             )
-        queries = padding[:, past:]
-        if self.d_context is not None:
-            return masks.padding(keys=None if context_padding is None else _batched(context_padding), queries=queries)
-        recent = padding[:, padding.shape[1] - (S - min(S, self.sinks)) :]
-        return masks.padding(keys=torch.cat([padding[:, : min(S, self.sinks)], recent], 1), queries=queries)
+        return masks.padding(keys=real if self.d_context is None else keys, queries=real[:, past:])
 
     # --- bad input ------------------------------------------------------------------------------------------------
 
@@ -275,7 +298,18 @@ class Attention(IgnoresMask):
         check_count("Attention", "sinks", self.sinks, at_least=0)
         check_dropout(self, self.dropout)
         check_heads(self, self.d_out, self.num_heads)
-        check_heads(self, self.num_heads, self.num_kv_heads, "num_heads")
+        if self.num_heads % self.num_kv_heads:
+            raise ShapeError(
+                f"Attention(num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}): num_kv_heads has to"
+                " divide num_heads, since as many query heads share each key head."
+            )
+        for name in ("softcap", "scale"):
+            if getattr(self, name) is not None:
+                finite_number("Attention", name, getattr(self, name))
+        if self.softcap is not None and self.softcap <= 0:
+            raise ShapeError(f"Attention(softcap={self.softcap!r}): expected a number above 0, or None for no cap.")
+        if self.rotary is not None and not isinstance(self.rotary, Rotary):
+            raise DTypeError(f"Attention(rotary={self.rotary!r}): expected scores.Rotary(width of a head).")
         if self.rotary is not None and self.rotary.dim > self.d_out // self.num_heads:
             raise ShapeError(f"Attention(rotary={self.rotary}): a head is only {self.d_out // self.num_heads} wide.")
         clashes = {
@@ -301,13 +335,22 @@ class Attention(IgnoresMask):
                     f"Attention got x = {describe(x)} and context = {describe(context)}: expected one context for each"
                     " text, the same batch size (repeat it with expand where all texts share one)."
                 )
-        if cache is not None and not isinstance(cache, KVCache):
-            raise DTypeError(f"Attention(cache={describe(cache)}): expected what new_cache(batch) gives.")
+        if cache is not None:
+            self._check_cache(cache)
         end = x.shape[-2] + (0 if cache is None else cache.tokens)
         if self.context_length is not None and end > self.context_length:
             raise ShapeError(
                 f"Attention got x = {describe(x)} after {end - x.shape[-2]} tokens in the cache: together {end}, more"
                 f" than context_length={self.context_length}. Begin a new cache, or make the layer longer."
+            )
+
+    def _check_cache(self, cache: KVCache) -> None:
+        if not isinstance(cache, KVCache):
+            raise DTypeError(f"Attention(cache={describe(cache)}): expected what new_cache(batch) gives.")
+        if not self.is_causal or (cache.window, cache.sinks) != (self.window, self.sinks):
+            raise ShapeError(
+                f"{cache!r} was not made by a layer with window={self.window}, sinks={self.sinks}, is_causal="
+                f"{self.is_causal}: use layer.new_cache(batch)."
             )
 
     def extra_repr(self) -> str:
@@ -317,6 +360,20 @@ class Attention(IgnoresMask):
         return ", ".join(f"{name}={value!r}" for name in (*names, *more) if (value := getattr(self, name)) is not None)
 
 
-def _batched(padding: Tensor) -> Tensor:
+def _batched(name: str, padding: Tensor) -> Tensor:
     """The padding of one text is that of a batch of one."""
+    if not isinstance(padding, Tensor) or padding.ndim not in (1, 2):
+        raise DTypeError(f"Attention({name}={describe(padding)}): expected a bool or 0/1 tensor (B, tokens).")
     return padding[None] if padding.ndim == 1 else padding
+
+
+def _of_kept(rules: list[MaskRule], biases: list[Bias], cache: KVCache, T: int) -> tuple[list[MaskRule], list[Bias]]:
+    """The same rules about the keys that a cache hands out: where it rolls, some are gone."""
+    gone = cache.tokens + T - cache.rows_after(T)
+    if not gone:
+        return rules, biases
+    return [KeptKeys(rule, cache.sinks, gone) for rule in rules], [KeptBias(b, cache.sinks, gone) for b in biases]
+
+
+def _joined(parts: list[Any], by: Callable[[Any, Any], Any]) -> Any:
+    return reduce(by, parts) if parts else None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead._checks import check_count, describe
 from clearhead._format import size
 from clearhead.errors import DTypeError, ShapeError
+from clearhead.masks import Coverage, MaskRule
+from clearhead.scores import Bias
 
 __all__ = ["KVCache"]
 
@@ -17,10 +23,11 @@ class KVCache:
 
     Without `window` it holds `length` tokens, and one more is an error. With `window` it rolls: it holds the first
     `sinks` tokens and the last `window`, however many come, and `length` limits nothing. Keys are kept as they are
-    scored, after rotary embedding, at their places in the text.
+    scored, after rotary embedding, at their places in the text. It belongs to the layer that first used it, until
+    `reset`. For generation under `torch.no_grad()`: it keeps no graph.
 
-    Cost: appending copies the new rows; a rolling cache moves its rows once in every `window` / 4 tokens.
-    Source: Xiao et al. 2023 (sinks and a rolling window).
+    Cost: appending copies the new rows; a rolling cache moves its rows once in every `window` / 4 tokens, and one
+    with sinks copies what it hands out. Source: Xiao et al. 2023 (sinks and a rolling window).
     """
 
     def __init__(
@@ -35,13 +42,22 @@ class KVCache:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check_count("KVCache", "batch", batch, at_least=0)
-        check_count("KVCache", "length", length, at_least=1)
+        least = {"batch": 0, "heads": 1, "length": 1, "width": 1, "window": 1, "sinks": 0}
+        sizes = {"batch": batch, "heads": heads, "length": length, "width": width, "window": window, "sinks": sinks}
+        for name, value in sizes.items():
+            if not (name == "window" and value is None):
+                check_count("KVCache", name, value, at_least=least[name])
+        if window is None and sinks:
+            raise ShapeError(f"KVCache(sinks={sinks}): sinks are what a window keeps besides: give a window too.")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise DTypeError(f"KVCache(dtype={dtype!r}): expected a float dtype, for example torch.bfloat16.")
         self.window, self.sinks = window, sinks
         room = length if window is None else sinks + window + max(1, window // 4)
-        self._kept = torch.empty(2, batch, heads, room, width, dtype=dtype, device=device)
-        self.tokens = 0  # how many were appended; the next one stands at this position
-        self._end = 0  # rows in use
+        with torch.inference_mode(False):  # a tensor born in inference mode could not be written to outside of it
+            self._kept = torch.empty(2, batch, heads, room, width, dtype=dtype, device=device)
+        self._owner: weakref.ref[nn.Module] | None = None
+        self.reset()
 
     def __len__(self) -> int:
         """How many tokens are held."""
@@ -53,8 +69,27 @@ class KVCache:
         return self._kept.numel() * self._kept.element_size()
 
     def reset(self) -> None:
-        """Forget every token; the buffers stay."""
-        self.tokens = self._end = 0
+        """Forget every token, and whose they were; the buffers stay."""
+        self.tokens = 0  # how many were appended; the next one stands at this position
+        self._end = 0  # rows in use
+        self._owner = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is for whoever uses it first."""
+        return {**vars(self), "_owner": None}
+
+    def claim(self, layer: nn.Module) -> None:
+        """Raise unless the tokens in here are this layer's own; an empty cache becomes its."""
+        if self._owner is not None and self._owner() is not layer:
+            raise ShapeError(
+                f"{self!r} holds the keys of another layer: each needs a cache of its own, layer.new_cache(batch)."
+            )
+        self._owner = weakref.ref(layer)
+
+    def rows_after(self, T: int) -> int:
+        """How many keys `append` will hand out for T new tokens."""
+        S = self._end + T
+        return S if self.window is None else min(S, self.sinks + self.window + T - 1)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep k and v (B, G, T, D), and return all that the T new queries may need, (B, G, S, D), oldest first.
@@ -64,11 +99,6 @@ class KVCache:
         self._check(k, v)
         new = torch.stack([k, v])
         T, room = k.shape[2], self._kept.shape[3]
-        if self.window is None and self._end + T > room:
-            raise ShapeError(
-                f"{self!r}: there is no room for {T} more tokens. Make the cache longer, new_cache(batch, length=…),"
-                " call reset() before a new text, or use a layer with a window, whose cache rolls."
-            )
         if self._end + T > room:
             seen = torch.cat([self._kept[:, :, :, : self._end], new], 3)
             self._roll(seen)
@@ -83,26 +113,36 @@ class KVCache:
         """The sinks, and the keys that lie in the window of one of the T newest tokens."""
         near = None if self.window is None else self.window + T - 1
         if near is not None and self.sinks + near < seen.shape[3]:
-            recent = seen[:, :, :, -near:]
+            recent = seen[:, :, :, -near:] if near else seen[:, :, :, :0]
             seen = torch.cat([seen[:, :, :, : self.sinks], recent], 3) if self.sinks else recent
         return seen[0], seen[1]
 
     def _roll(self, seen: Tensor) -> None:
         """Keep the sinks and the last window of these rows, at the front of the buffers."""
-        assert self.window is not None
-        first, last = seen[:, :, :, : self.sinks], seen[:, :, :, self.sinks :][:, :, :, -self.window :]
+        window = self.window or 0
+        first, last = seen[:, :, :, : self.sinks], seen[:, :, :, self.sinks :][:, :, :, -window:]
         self._end = first.shape[3] + last.shape[3]
         self._kept[:, :, :, : self._end] = torch.cat([first, last], 3)
 
-    def _check(self, k: Tensor, v: Tensor) -> None:
-        _, B, G, _, D = self._kept.shape
+    def _check(self, k: object, v: object) -> None:
+        _, B, G, room, D = self._kept.shape
         arrived = f"KVCache.append(k={describe(k)}, v={describe(v)})"
-        if k.shape != v.shape or k.shape[:2] != (B, G) or k.shape[3] != D:
+        if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
+            raise DTypeError(f"{arrived}: expected tensors (B={B}, G={G}, T, D={D}).")
+        if k.ndim != 4 or k.shape != v.shape or k.shape[:2] != (B, G) or k.shape[3] != D:
             raise ShapeError(f"{arrived}: this cache takes (B={B}, G={G}, T, D={D}) for both; make one that fits.")
-        if k.dtype != self._kept.dtype or k.device != self._kept.device:
-            raise DTypeError(
-                f"{arrived} on {k.device}: this cache holds {self._kept.dtype} on {self._kept.device}. Make it with"
-                " new_cache(…, dtype=…) after moving the layer."
+        for one in (k, v):
+            if one.dtype != self._kept.dtype or one.device != self._kept.device:
+                raise DTypeError(
+                    f"{arrived} on {one.device}: this cache holds {self._kept.dtype} on {self._kept.device}. Make it on"
+                    f" the layer's device and with new_cache(…, dtype={one.dtype}), which autocast may have changed."
+                )
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise DTypeError(f"{arrived} with gradients: a cache keeps no graph. Generate under torch.no_grad().")
+        if self.window is None and self._end + k.shape[2] > room:
+            raise ShapeError(
+                f"{self!r}: there is no room for {k.shape[2]} more tokens. Make the cache longer, new_cache(batch,"
+                " length=…), call reset() before a new text, or use a layer with a window, whose cache rolls."
             )
 
     def __repr__(self) -> str:
@@ -110,3 +150,58 @@ class KVCache:
         rolling = "" if self.window is None else f", window={self.window}, sinks={self.sinks}"
         held = f"{self._end} of {room} rows" if self.window is None else f"{self._end} rows of {self.tokens} tokens"
         return f"KVCache(B={B}, G={G}, D={D}{rolling}; {held}, {size(self.nbytes)})"
+
+
+# --- rules about a text of which not every key is kept ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptKeys(MaskRule):
+    """A rule about the whole text, read where the `gone` keys after the first `sinks` have been dropped."""
+
+    rule: MaskRule
+    sinks: int
+    gone: int
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return self.rule.allows(b, h, q, _in_text(k, self.sinks, self.gone), T, S + self.gone)
+
+    def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
+        start = cols.start + (self.gone if cols.start >= self.sinks else 0)
+        stop = cols.stop + (self.gone if cols.stop > self.sinks else 0)
+        return self.rule.coverage(rows, slice(start, stop), T, S + self.gone)  # of a hull, EMPTY and FULL hold
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        self.rule.check(B, H, T, S + self.gone)
+
+    @property
+    def per_head(self) -> bool:
+        return self.rule.per_head
+
+
+@dataclass(frozen=True)
+class KeptBias(Bias):
+    """A bias about the whole text, read where the `gone` keys after the first `sinks` have been dropped."""
+
+    bias: Bias
+    sinks: int
+    gone: int
+
+    def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        return self.bias.values(b, h, q, _in_text(k, self.sinks, self.gone), T, S + self.gone)
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        self.bias.check(B, H, T, S + self.gone)
+
+    @property
+    def per_head(self) -> bool:
+        return self.bias.per_head
+
+    def hidden(self) -> Bias | None:
+        hidden = self.bias.hidden()
+        return None if hidden is None else KeptBias(hidden, self.sinks, self.gone)
+
+
+def _in_text(k: Tensor, sinks: int, gone: int) -> Tensor:
+    """The place in the text of each kept key."""
+    return torch.where(k < sinks, k, k + gone)

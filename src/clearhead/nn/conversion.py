@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead._checks import describe
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.scores import rotary_order
+from clearhead.scores import Rotary, rotary_order
 
 if TYPE_CHECKING:
     from clearhead.nn.attention import Attention
@@ -111,8 +111,8 @@ def convert_rotary(layer: Attention, *, interleaved: bool) -> Attention:
     Rows of W_query and W_key (and of their norms) are put in the order that the layout pairs them; a layer that has
     that layout already is just copied. Needed where weights trained in one layout go into code for the other.
     """
-    if layer.rotary is None:
-        raise ShapeError("convert_rotary(layer): the layer has no rotary embedding.")
+    if not isinstance(getattr(layer, "rotary", None), Rotary) or layer.rotary is None:
+        raise ShapeError("convert_rotary(layer): expected an Attention with rotary embedding.")
     converted = copy.deepcopy(layer)
     if layer.rotary.interleaved == interleaved:
         return converted
