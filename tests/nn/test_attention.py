@@ -690,8 +690,9 @@ def test_a_compiled_layer_generates_in_one_graph_of_any_length() -> None:
     torch.testing.assert_close(torch.cat(steps, 1), layer(x), atol=1e-12, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*performance drop")  # PyTorch's, about its own kernel
 @pytest.mark.parametrize("name", ["causal", "rotary", "grouped"])
-def test_a_batch_of_batches_and_a_traced_layer_give_the_same(name: str) -> None:
+def test_a_batch_of_batches_gives_the_same(name: str) -> None:
     layer, x = make(name), tokens(3, B, T, D_IN)
     expected = torch.stack([layer(one) for one in x])
     torch.testing.assert_close(torch.func.vmap(layer)(x), expected, atol=1e-12, rtol=0)

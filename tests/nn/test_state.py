@@ -86,6 +86,7 @@ def test_autocast_converts_the_dtype_itself(rung: Rung, tokens: Tokens, name: st
     assert attn.dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("ignore:.*performance drop")  # PyTorch's, about its own kernel
 @pytest.mark.parametrize("name", EVERY)
 def test_vmap_gives_the_same(rung: Rung, tokens: Tokens, name: str) -> None:
     layer, x = rung(name), tokens(3, 2, 7, 5)
