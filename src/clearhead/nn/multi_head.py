@@ -19,7 +19,7 @@ class MultiHeadAttention(IgnoresMask):
     found. Arguments as for `CausalAttention`; `d_out` is the width of all heads together.
 
     Raises: ShapeError (sizes that do not divide, an x of another width or too long), DTypeError.
-    Cost: four products, one fused attention; O(T) memory, T×T a head under dropout. Source: Vaswani et al. 2017, §3.2.2.
+    Cost: four products, one fused attention; O(T) memory, T×T a head under dropout. Source: Vaswani et al. 2017, § 3.
 
     >>> import torch
     >>> _ = torch.manual_seed(123)
