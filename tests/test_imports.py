@@ -15,7 +15,7 @@ import clearhead
 ROOT = Path(clearhead.__file__).parent
 # From the ground up; what stands in one line does not know of each other.
 FLOORS = [
-    ["errors", "_format", "_progress", "_version", "_plain", "reference"],
+    ["errors", "_files", "_format", "_progress", "_version", "_plain", "reference"],
     ["_checks", "_watch", "cost"],
     ["masks"],
     ["scores"],

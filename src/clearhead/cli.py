@@ -392,7 +392,8 @@ def _finite(scores: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def _write(page: Payload, target: Path, *, say: TextIO) -> None:
-    from clearhead.page.html import render, write_whole
+    from clearhead._files import write_whole
+    from clearhead.page.html import render
 
     print(f"The page: {size(page.nbytes)}", file=say, flush=True)
     try:

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clearhead._files import write_whole
 from clearhead.errors import LessonError
 from clearhead.learn.exercises import exercises_of
 from clearhead.learn.lessons import Lesson
 from clearhead.learn.progress import progress
-from clearhead.page.html import write_whole
 
 __all__ = ["exercise_file", "in_notebook", "reset", "write"]
 

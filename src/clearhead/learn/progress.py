@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clearhead.page.html import write_whole
+from clearhead._files import write_whole
 
 __all__ = ["Record", "progress", "update"]
 

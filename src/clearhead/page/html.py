@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from pathlib import Path
-
+from clearhead._files import write_whole
 from clearhead.page.payload import Payload
 from clearhead.page.shell import DATA, shell
 
@@ -18,22 +15,3 @@ def render(payload: Payload) -> str:
     Returns: text of exactly `payload.nbytes` bytes in UTF-8.
     """
     return shell().replace(DATA, "".join(payload.elements))
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write a file that appears whole or not at all, whatever interrupts; OSError where it cannot be written.
-
-    A link is followed. What is no file, a pipe or a device, is written into and not replaced.
-    """
-    target = Path(os.path.realpath(target))
-    if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8", newline="")
-        return
-    part = target.with_name(f".clearhead-{secrets.token_hex(8)}")
-    try:
-        with part.open("x", encoding="utf-8", newline="") as file:  # "x": new, with the rights that the umask leaves
-            file.write(text)
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
