@@ -29,10 +29,7 @@ types: .venv/.dev  ## mypy, strict, on src
 	@$(BIN)/mypy
 
 bench: .venv/.dev  ## run every file in benchmarks/
-	@set -e; for file in benchmarks/*.py; do \
-	  test -e "$$file" || { echo "There are no benchmarks yet."; break; }; \
-	  echo "== $$file"; $(BIN)/python "$$file"; \
-	done
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean:  ## remove .venv and every cache in this folder
 	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

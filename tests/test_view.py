@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 import clearhead
 from clearhead import ModelError, RecordingError, ShapeError, SoftmaxMap, View, masks
-from clearhead.page.html import write_whole
+from clearhead._files import write_whole
+from clearhead.testing.memory import Allocations
 from clearhead.view import _is_causal
 
 TEXT = "Mara Quill climbed the stair and lit the lamp. In the morning Mara Quill opened the log."
@@ -324,3 +325,22 @@ def test_every_rung_can_be_looked_at(layer: nn.Module) -> None:
     torch.testing.assert_close(view.maps[0].to_dense(), expected, atol=0, rtol=0)
     assert len(view.heads()) == expected.shape[1]
     assert view.page().nbytes > 0
+
+
+def test_a_long_map_handed_out_is_never_made_dense() -> None:
+    layer, x = clearhead.nn.LinearAttention(4, 4, 2), torch.randn(2048, 4)
+    with Allocations() as allocations:
+        view = clearhead.look(layer, x)
+    assert view.maps[0].shape == (1, 2, 2048, 2048)
+    assert allocations.largest < 2 * 2048 * 2048 * 4
+
+
+def test_a_part_of_a_map_with_rules_can_be_handed_out() -> None:
+    class Second(nn.Module):
+        def attend(self, x: Tensor) -> tuple[Tensor, clearhead.AttentionMap]:
+            real = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+            both = SoftmaxMap(torch.stack([x, x])[:, None], torch.stack([x, x])[:, None], mask=masks.padding(real))
+            return x, both[1]
+
+    expected = Second().attend(X)[1].to_dense()
+    assert torch.equal(clearhead.look(Second(), X).maps[0].to_dense(), expected[None])

@@ -20,16 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._checks import describe
+from clearhead._files import write_whole
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError, ShapeError
 from clearhead.heads.roles import HeadTable, LayerScores, score_layer
 from clearhead.kernels.tiles import Reducer
 from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
-from clearhead.maps.dense import DenseMap
+from clearhead.maps.composed import OneSequence
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import Coverage, causal
-from clearhead.page.html import render, write_whole
+from clearhead.page.html import render
 from clearhead.page.payload import LayerData, Payload, build, thumbnails
 from clearhead.page.strong import Strong, StrongWeights
 from clearhead.recording import record
@@ -267,11 +268,10 @@ def _as_heads(attn: AttentionMap) -> AttentionMap:
     """(T, S) and (H, T, S), the map of one sequence, as (1, H, T, S)."""
     if len(attn.shape) == 4:
         return attn
-    if not isinstance(attn, SoftmaxMap):
-        return DenseMap(attn.to_dense().reshape(1, -1, *attn.shape[-2:]))
+    if not (isinstance(attn, SoftmaxMap) and _is_plain(attn)):
+        return OneSequence(attn)
     q, k, v = (None if t is None else t.reshape(1, -1, *t.shape[-2:]) for t in (attn.q, attn.k, attn.v))
-    rules = {"mask": attn.mask, "bias": attn.bias, "scale": attn.scale, "softcap": attn.softcap, "sinks": attn.sinks}
-    return SoftmaxMap(q, k, v=v, **rules)  # type: ignore[arg-type]
+    return SoftmaxMap(q, k, v=v, mask=attn.mask, scale=attn.scale)  # type: ignore[arg-type]  # the page derives it
 
 
 def _same_word_ids(tokens: Sequence[str]) -> Tensor:

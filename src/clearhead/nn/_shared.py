@@ -77,7 +77,8 @@ def check_input(
 def _check_kind(arrived: str, x: Tensor, weight: Tensor) -> None:
     if x.device != weight.device:
         raise DTypeError(f"{arrived} on {x.device}, but its weights are on {weight.device}: use .to({weight.device}).")
-    autocast = torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, weight.dtype)
+    known = not x.is_meta and torch.is_autocast_enabled(x.device.type)  # the meta device has no autocast
+    autocast = known and torch.float64 not in (x.dtype, weight.dtype)
     if x.dtype != weight.dtype and weight.is_floating_point() and not autocast:
         raise DTypeError(f"{arrived}, but its weights are {weight.dtype}: convert with .to({weight.dtype}).")
 

@@ -9,7 +9,7 @@ from clearhead._checks import describe
 from clearhead.errors import ShapeError
 from clearhead.functional import additive_attention, scaled_dot_product_attention
 from clearhead.maps import AdditiveMap, SoftmaxMap
-from clearhead.masks import MaskRule, as_rule
+from clearhead.masks import MaskRule, all_of
 from clearhead.nn._shared import check_input, check_sizes
 
 __all__ = ["AdditiveAttention", "DotAttention", "GeneralAttention"]
@@ -74,7 +74,7 @@ class AdditiveAttention(nn.Module):
         """The context (…, T, d_key) of every query, and the weights (…, T, S); padded keys get none."""
         check_input(self, query, self.W_query.in_features, name="query")
         check_input(self, keys, self.W_key.in_features, name="keys")
-        k = self.project_keys(keys) if projected is None else projected
+        k = self.W_key(keys) if projected is None else projected
         if k.shape != (*keys.shape[:-1], self.W_key.out_features):
             raise ShapeError(
                 f"AdditiveAttention(keys={describe(keys)}, projected={describe(k)}): expected what"
@@ -82,7 +82,7 @@ class AdditiveAttention(nn.Module):
             )
         # Under autocast, projections come in another dtype than the keys, which are the values.
         q, k, score = (x.to(keys.dtype) for x in (self.W_query(query), k, self.score.weight[0]))
-        return additive_attention(q, k, keys, score, mask=_joined(mask, padding))
+        return additive_attention(q, k, keys, score, mask=_seen(mask, padding))
 
 
 class DotAttention(nn.Module):
@@ -112,7 +112,10 @@ class DotAttention(nn.Module):
         """The context (…, T, d) of every query, and the weights (…, T, S); padded keys get none."""
         check_input(self, query, name="query")
         check_input(self, keys, query.shape[-1], name="keys")
-        return scaled_dot_product_attention(query, keys, keys, _joined(mask, padding), scale=1.0)
+        return self._attend(query, keys, _seen(mask, padding))
+
+    def _attend(self, query: Tensor, keys: Tensor, mask: MaskRule | None) -> tuple[Tensor, SoftmaxMap]:
+        return scaled_dot_product_attention(query, keys, keys, mask, scale=1.0)
 
 
 class GeneralAttention(DotAttention):
@@ -137,13 +140,9 @@ class GeneralAttention(DotAttention):
         """The context (…, T, d_key) of every query, and the weights (…, T, S); padded keys get none."""
         check_input(self, query, self.W_query.in_features, name="query")
         check_input(self, keys, self.W_query.out_features, name="keys")
-        return super().attend(self.W_query(query).to(keys.dtype), keys, padding=padding, mask=mask)
+        return self._attend(self.W_query(query).to(keys.dtype), keys, _seen(mask, padding))
 
 
-def _joined(mask: MaskRule | Tensor | None, padding: Tensor | None) -> MaskRule | None:
+def _seen(mask: MaskRule | Tensor | None, padding: Tensor | None) -> MaskRule | None:
     """Both as one rule."""
-    rule = None if mask is None else as_rule(mask)
-    if padding is None:
-        return rule
-    real = masks.padding(keys=padding[None] if padding.ndim == 1 else padding)
-    return real if rule is None else rule & real
+    return all_of(mask, None if padding is None else masks.padding(keys=padding))

@@ -49,8 +49,8 @@ class Attention(IgnoresMask):
         num_kv_heads: G, fewer heads for keys and values (grouped-query attention; 1 is multi-query); H by default.
         d_context: width of a second sequence that the keys and values come from: cross-attention.
         is_causal: whether a token sees only itself and what is before it; by default unless there is a context.
-        window: a token sees itself and the window - 1 before it; `sinks`: and the first so many tokens.
-        rotary: turns queries and keys by their positions, for example `Rotary(head_width)`.
+        window: a token sees itself and the window - 1 before it; `sink_tokens`: and the first so many tokens.
+        rotary: turns queries and keys by their positions, for example `Rotary(head_dim)`.
         bias: added to the scores, for example `scores.alibi(num_heads)`. A table that is an nn.Parameter, as in
             `scores.t5_bias(table)`, becomes a parameter of the layer.
         softcap: c · tanh(score / c), which no fused kernel of PyTorch's takes: it runs over tiles, without dropout.
@@ -86,7 +86,7 @@ class Attention(IgnoresMask):
         d_context: int | None = None,
         is_causal: bool | None = None,
         window: int | None = None,
-        sinks: int = 0,
+        sink_tokens: int = 0,
         rotary: Rotary | None = None,
         bias: Bias | Tensor | None = None,
         softcap: float | None = None,
@@ -98,20 +98,20 @@ class Attention(IgnoresMask):
         super().__init__()
         self.d_in, self.d_out, self.context_length, self.dropout = d_in, d_out, context_length, dropout
         self.num_heads, self.num_kv_heads = num_heads, num_heads if num_kv_heads is None else num_kv_heads
-        self.d_context, self.window, self.sinks = d_context, window, sinks
+        self.d_context, self.window, self.sink_tokens = d_context, window, sink_tokens
         self.is_causal = d_context is None if is_causal is None else is_causal
         self.rotary, self.softcap, self.scale, self.check_finite = rotary, softcap, scale, check_finite
         self.score_bias = None if bias is None else ScoreBias(as_bias(bias))
         self._check_arguments()
-        self.head_width = d_out // num_heads
+        self.head_dim = d_out // num_heads
         self.rule = self._rule()
-        d_kv, d_key = d_in if d_context is None else d_context, self.num_kv_heads * self.head_width
+        d_kv, d_key = d_in if d_context is None else d_context, self.num_kv_heads * self.head_dim
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_kv, d_key, bias=qkv_bias)
         self.W_value = nn.Linear(d_kv, d_key, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out, bias=out_bias)
-        self.q_norm = nn.RMSNorm(self.head_width, eps=norm_eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_width, eps=norm_eps) if qk_norm else None
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else None
 
     @property
     def bias(self) -> Bias | None:
@@ -170,10 +170,10 @@ class Attention(IgnoresMask):
         return KVCache(
             batch,
             self.num_kv_heads,
-            1 if length is None else length,
-            self.head_width,
+            length,
+            self.head_dim,
             window=self.window,
-            sinks=self.sinks,
+            sink_tokens=self.sink_tokens,
             dtype=dtype or self.W_key.weight.dtype,
             device=self.W_key.weight.device,
         )
@@ -251,8 +251,8 @@ class Attention(IgnoresMask):
 
     def _heads(self, features: Tensor) -> Tensor:
         """(B, T, H·D) or (T, H·D) → (B, H, T, D)."""
-        heads = features.shape[-1] // self.head_width  # counted, since -1 cannot be inferred of nothing
-        split = features.view(*features.shape[:-1], heads, self.head_width).transpose(-2, -3)
+        heads = features.shape[-1] // self.head_dim  # counted, since -1 cannot be inferred of nothing
+        split = features.view(*features.shape[:-1], heads, self.head_dim).transpose(-2, -3)
         return split[None] if split.ndim == 3 else split
 
     def _output(self, x: Tensor, call: _Call) -> Tensor:
@@ -267,7 +267,7 @@ class Attention(IgnoresMask):
         """What the layer lets see, whatever the call says."""
         if self.window is not None:
             near = masks.sliding_window(self.window)
-            return near | (masks.first_tokens(self.sinks) & masks.causal()) if self.sinks else near
+            return near | (masks.first_tokens(self.sink_tokens) & masks.causal()) if self.sink_tokens else near
         return masks.causal() if self.is_causal else None
 
     def _real(
@@ -295,7 +295,7 @@ class Attention(IgnoresMask):
         for name in ("context_length", "d_context", "window"):
             if getattr(self, name) is not None:
                 check_sizes(self, **{name: getattr(self, name)})
-        check_count("Attention", "sinks", self.sinks, at_least=0)
+        check_count("Attention", "sink_tokens", self.sink_tokens, at_least=0)
         check_dropout(self, self.dropout)
         check_heads(self, self.d_out, self.num_heads)
         if self.num_heads % self.num_kv_heads:
@@ -315,7 +315,8 @@ class Attention(IgnoresMask):
         clashes = {
             "a context has no order that is_causal, window or rotary could follow": self.d_context is not None
             and (self.is_causal or self.window is not None or self.rotary is not None),
-            "sinks are what a window keeps besides: give a window too": self.sinks > 0 and self.window is None,
+            "sink tokens are what a window keeps besides: give a window too": self.sink_tokens > 0
+            and self.window is None,
             "a window looks back only: it implies is_causal": self.window is not None and not self.is_causal,
             "soft-capping runs over tiles, which know no dropout": self.softcap is not None and self.dropout > 0,
         }
@@ -347,15 +348,24 @@ class Attention(IgnoresMask):
     def _check_cache(self, cache: KVCache) -> None:
         if not isinstance(cache, KVCache):
             raise DTypeError(f"Attention(cache={describe(cache)}): expected what new_cache(batch) gives.")
-        if not self.is_causal or (cache.window, cache.sinks) != (self.window, self.sinks):
+        if not self.is_causal or (cache.window, cache.sink_tokens) != (self.window, self.sink_tokens):
             raise ShapeError(
-                f"{cache!r} was not made by a layer with window={self.window}, sinks={self.sinks}, is_causal="
-                f"{self.is_causal}: use layer.new_cache(batch)."
+                f"{cache!r} was not made by a layer with window={self.window}, sink_tokens={self.sink_tokens},"
+                f" is_causal={self.is_causal}: use layer.new_cache(batch)."
             )
 
     def extra_repr(self) -> str:
         """The variants that are not visible from the submodules."""
-        names = ("num_heads", "num_kv_heads", "d_context", "is_causal", "context_length", "dropout", "window", "sinks")
+        names = (
+            "num_heads",
+            "num_kv_heads",
+            "d_context",
+            "is_causal",
+            "context_length",
+            "dropout",
+            "window",
+            "sink_tokens",
+        )
         more = ("rotary", "bias", "softcap", "scale")
         return ", ".join(f"{name}={value!r}" for name in (*names, *more) if (value := getattr(self, name)) is not None)
 
@@ -372,7 +382,9 @@ def _of_kept(rules: list[MaskRule], biases: list[Bias], cache: KVCache, T: int) 
     gone = cache.tokens + T - cache.rows_after(T)
     if not gone:
         return rules, biases
-    return [KeptKeys(rule, cache.sinks, gone) for rule in rules], [KeptBias(b, cache.sinks, gone) for b in biases]
+    return [KeptKeys(rule, cache.sink_tokens, gone) for rule in rules], [
+        KeptBias(b, cache.sink_tokens, gone) for b in biases
+    ]
 
 
 def _joined(parts: list[Any], by: Callable[[Any, Any], Any]) -> Any:

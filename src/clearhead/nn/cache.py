@@ -22,7 +22,7 @@ class KVCache:
     """Keys and values (B, G, n, D) of past tokens, preallocated: `Attention.new_cache` makes one that fits.
 
     Without `window` it holds `length` tokens, and one more is an error. With `window` it rolls: it holds the first
-    `sinks` tokens and the last `window`, however many come, and `length` limits nothing. Keys are kept as they are
+    `sink_tokens` and the last `window` tokens, however many come, and `length` limits nothing. Keys are kept as they are
     scored, after rotary embedding, at their places in the text. It belongs to the layer that first used it, until
     `reset`. For generation under `torch.no_grad()`: it keeps no graph.
 
@@ -34,26 +34,30 @@ class KVCache:
         self,
         batch: int,
         heads: int,
-        length: int,
+        length: int | None,
         width: int,
         *,
         window: int | None = None,
-        sinks: int = 0,
+        sink_tokens: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        least = {"batch": 0, "heads": 1, "length": 1, "width": 1, "window": 1, "sinks": 0}
-        sizes = {"batch": batch, "heads": heads, "length": length, "width": width, "window": window, "sinks": sinks}
+        least = {"batch": 0, "heads": 1, "length": 1, "width": 1, "window": 1, "sink_tokens": 0}
+        sizes = {"batch": batch, "heads": heads, "length": length, "width": width, "window": window}
+        sizes["sink_tokens"] = sink_tokens
         for name, value in sizes.items():
-            if not (name == "window" and value is None):
+            if not (name in ("length", "window") and value is None):
                 check_count("KVCache", name, value, at_least=least[name])
-        if window is None and sinks:
-            raise ShapeError(f"KVCache(sinks={sinks}): sinks are what a window keeps besides: give a window too.")
+        if window is None and (sink_tokens or length is None):
+            raise ShapeError(
+                f"KVCache(length={length}, sink_tokens={sink_tokens}): without a window a cache needs a length, and"
+                " has no sink tokens."
+            )
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise DTypeError(f"KVCache(dtype={dtype!r}): expected a float dtype, for example torch.bfloat16.")
-        self.window, self.sinks = window, sinks
-        room = length if window is None else sinks + window + max(1, window // 4)
+        self.window, self.sink_tokens = window, sink_tokens
+        room = (length or 0) if window is None else sink_tokens + window + max(1, window // 4)
         with torch.inference_mode(False):  # a tensor born in inference mode could not be written to outside of it
             self._kept = torch.empty(2, batch, heads, room, width, dtype=dtype, device=device)
         self._owner: weakref.ref[nn.Module] | None = None
@@ -89,7 +93,7 @@ class KVCache:
     def rows_after(self, T: int) -> int:
         """How many keys `append` will hand out for T new tokens."""
         S = self._end + T
-        return S if self.window is None else min(S, self.sinks + self.window + T - 1)
+        return S if self.window is None else min(S, self.sink_tokens + self.window + T - 1)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep k and v (B, G, T, D), and return all that the T new queries may need, (B, G, S, D), oldest first.
@@ -112,15 +116,15 @@ class KVCache:
     def _needed(self, seen: Tensor, T: int) -> tuple[Tensor, Tensor]:
         """The sinks, and the keys that lie in the window of one of the T newest tokens."""
         near = None if self.window is None else self.window + T - 1
-        if near is not None and self.sinks + near < seen.shape[3]:
+        if near is not None and self.sink_tokens + near < seen.shape[3]:
             recent = seen[:, :, :, -near:] if near else seen[:, :, :, :0]
-            seen = torch.cat([seen[:, :, :, : self.sinks], recent], 3) if self.sinks else recent
+            seen = torch.cat([seen[:, :, :, : self.sink_tokens], recent], 3) if self.sink_tokens else recent
         return seen[0], seen[1]
 
     def _roll(self, seen: Tensor) -> None:
         """Keep the sinks and the last window of these rows, at the front of the buffers."""
         window = self.window or 0
-        first, last = seen[:, :, :, : self.sinks], seen[:, :, :, self.sinks :][:, :, :, -window:]
+        first, last = seen[:, :, :, : self.sink_tokens], seen[:, :, :, self.sink_tokens :][:, :, :, -window:]
         self._end = first.shape[3] + last.shape[3]
         self._kept[:, :, :, : self._end] = torch.cat([first, last], 3)
 
@@ -147,7 +151,7 @@ class KVCache:
 
     def __repr__(self) -> str:
         B, G, room, D = self._kept.shape[1:]
-        rolling = "" if self.window is None else f", window={self.window}, sinks={self.sinks}"
+        rolling = "" if self.window is None else f", window={self.window}, sink_tokens={self.sink_tokens}"
         held = f"{self._end} of {room} rows" if self.window is None else f"{self._end} rows of {self.tokens} tokens"
         return f"KVCache(B={B}, G={G}, D={D}{rolling}; {held}, {size(self.nbytes)})"
 
@@ -157,18 +161,18 @@ class KVCache:
 
 @dataclass(frozen=True)
 class KeptKeys(MaskRule):
-    """A rule about the whole text, read where the `gone` keys after the first `sinks` have been dropped."""
+    """A rule about the whole text, read where the `gone` keys after the first `sink_tokens` have been dropped."""
 
     rule: MaskRule
-    sinks: int
+    sink_tokens: int
     gone: int
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        return self.rule.allows(b, h, q, _in_text(k, self.sinks, self.gone), T, S + self.gone)
+        return self.rule.allows(b, h, q, _in_text(k, self.sink_tokens, self.gone), T, S + self.gone)
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        start = cols.start + (self.gone if cols.start >= self.sinks else 0)
-        stop = cols.stop + (self.gone if cols.stop > self.sinks else 0)
+        start = cols.start + (self.gone if cols.start >= self.sink_tokens else 0)
+        stop = cols.stop + (self.gone if cols.stop > self.sink_tokens else 0)
         return self.rule.coverage(rows, slice(start, stop), T, S + self.gone)  # of a hull, EMPTY and FULL hold
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
@@ -181,14 +185,14 @@ class KeptKeys(MaskRule):
 
 @dataclass(frozen=True)
 class KeptBias(Bias):
-    """A bias about the whole text, read where the `gone` keys after the first `sinks` have been dropped."""
+    """A bias about the whole text, read where the `gone` keys after the first `sink_tokens` have been dropped."""
 
     bias: Bias
-    sinks: int
+    sink_tokens: int
     gone: int
 
     def values(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        return self.bias.values(b, h, q, _in_text(k, self.sinks, self.gone), T, S + self.gone)
+        return self.bias.values(b, h, q, _in_text(k, self.sink_tokens, self.gone), T, S + self.gone)
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         self.bias.check(B, H, T, S + self.gone)
@@ -199,9 +203,9 @@ class KeptBias(Bias):
 
     def hidden(self) -> Bias | None:
         hidden = self.bias.hidden()
-        return None if hidden is None else KeptBias(hidden, self.sinks, self.gone)
+        return None if hidden is None else KeptBias(hidden, self.sink_tokens, self.gone)
 
 
-def _in_text(k: Tensor, sinks: int, gone: int) -> Tensor:
+def _in_text(k: Tensor, sink_tokens: int, gone: int) -> Tensor:
     """The place in the text of each kept key."""
-    return torch.where(k < sinks, k, k + gone)
+    return torch.where(k < sink_tokens, k, k + gone)

@@ -117,7 +117,7 @@ def convert_rotary(layer: Attention, *, interleaved: bool) -> Attention:
     if layer.rotary.interleaved == interleaved:
         return converted
     converted.rotary = replace(layer.rotary, interleaved=interleaved)
-    dim, width = layer.rotary.dim, layer.head_width
+    dim, width = layer.rotary.dim, layer.head_dim
     order = torch.cat([rotary_order(dim, interleaved=interleaved), torch.arange(dim, width)])
     with torch.no_grad():
         for linear in (converted.W_query, converted.W_key):

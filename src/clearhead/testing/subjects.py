@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead import reference
 from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, average_heads
 from clearhead.maps.base import Selection
+from clearhead.maps.composed import OneSequence
 from clearhead.masks import MaskRule
 from clearhead.testing.cases import Case
 from clearhead.testing.contract import Subject
@@ -112,6 +113,10 @@ def _layers(case: Case) -> Subject:
 def _average(case: Case) -> Subject:
     return _made(case, lambda: average_heads(softmax_map(case)), lambda a: a.mean(1, dtype=a.dtype))
 
+
+@subject("OneSequence")
+def _one_sequence(case: Case) -> Subject:
+    return _made(case, lambda: OneSequence(softmax_map(case)[1]), lambda a: a[1][None])
 
 @subject("Selection")
 def _selection(case: Case) -> Subject:
