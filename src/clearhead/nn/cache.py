@@ -22,8 +22,8 @@ class KVCache:
     """Keys and values (B, G, n, D) of past tokens, preallocated: `Attention.new_cache` makes one that fits.
 
     Without `window` it holds `length` tokens, and one more is an error. With `window` it rolls: it holds the first
-    `sink_tokens` and the last `window` tokens, however many come, and `length` limits nothing. Keys are kept as they are
-    scored, after rotary embedding, at their places in the text. It belongs to the layer that first used it, until
+    `sink_tokens` and the last `window` tokens, however many come, and `length` limits nothing. Keys are kept as they
+    are scored, after rotary embedding, at their places in the text. It belongs to the layer that first used it, until
     `reset`. For generation under `torch.no_grad()`: it keeps no graph.
 
     Cost: appending copies the new rows; a rolling cache moves its rows once in every `window` / 4 tokens, and one
