@@ -24,8 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import clearhead.cli as cli
-import clearhead._files
-from clearhead import terminal, zoo
+from clearhead import _files, terminal, zoo
 from clearhead._format import size
 from clearhead._version import __version__
 from clearhead.errors import DTypeError, ModelError, RecordingError, ShapeError
@@ -308,7 +307,7 @@ def test_a_model_that_makes_no_attention_call(clearhead_: Any, tiny: Path, tmp_p
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(13, "Permission denied")])
 def test_a_page_that_cannot_be_written(clearhead_: Any, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
-    monkeypatch.setattr(clearhead._files, "write_whole", raising(error))
+    monkeypatch.setattr(_files, "write_whole", raising(error))
     done = clearhead_(TEXT)
     assert done.exit_code == 2
     assert f".html: {error.strerror}" in done.stderr.splitlines()[-1]
