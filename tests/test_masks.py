@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from clearhead import DTypeError, ShapeError, masks, reference
-from clearhead.masks import Coverage, MaskRule
+from clearhead.masks import Coverage, MaskRule, all_of
 
 DEFS = json.loads((Path(__file__).parent / "data" / "defs.json").read_text())
 WINDOW, SINK = DEFS["window"], DEFS["sink"]
@@ -231,6 +231,24 @@ def test_trap_10_a_rule_makes_no_copy_per_head() -> None:
 def test_zeros_and_ones_are_bools() -> None:
     flags = torch.tensor([[0, 1, 1]])
     assert masks.padding(keys=flags).draw(2, 3) == masks.padding(keys=flags.bool()).draw(2, 3) == "⬚ ■ ■\n⬚ ■ ■"
+
+
+def test_the_padding_of_one_text_is_a_batch_of_one() -> None:
+    keys, queries = torch.tensor([0, 1, 1]), torch.tensor([True, False])
+    one, batch = masks.padding(keys, queries), masks.padding(keys[None], queries[None])
+    assert (repr(one), one.draw(2, 3)) == (repr(batch), batch.draw(2, 3))
+    one.check(1, 4, 2, 3)
+    with pytest.raises(ShapeError, match=r"expected shape \(2, 3\), one flag per token, got \(1, 3\)"):
+        one.check(2, 4, 2, 3)
+
+
+def test_all_of_joins_what_is_given() -> None:
+    mask = torch.tensor([[1, 1], [0, 1]])
+    joined = all_of(None, masks.causal(), mask)
+    assert joined is not None
+    assert joined.draw(2, 2) == "■ ⬚\n⬚ ■"
+    assert repr(all_of(masks.causal(), None)) == "causal()"
+    assert all_of(None) is all_of() is None
 
 
 @pytest.mark.parametrize(

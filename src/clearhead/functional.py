@@ -17,7 +17,7 @@ from clearhead.kernels.output import output
 from clearhead.maps.additive import AdditiveMap
 from clearhead.maps.linear import LinearMap
 from clearhead.maps.softmax import SoftmaxMap
-from clearhead.masks import MaskRule, causal, dense
+from clearhead.masks import MaskRule, all_of, causal, dense
 from clearhead.scores import Bias
 
 __all__ = [
@@ -75,8 +75,7 @@ def scaled_dot_product_attention(
     if given is not None and bias is None:
         given = given.bool()  # 0/1 integers, which PyTorch does not take
         warn_of_an_inverted_mask(given, q.shape[-2], k.shape[-2], stacklevel=2)
-    if is_causal:
-        mask = causal() if mask is None else mask & causal()
+    mask = all_of(mask, causal() if is_causal else None)
     attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale)
     if mask is not None and (isinstance(attn_mask, MaskRule) or (is_causal and given is not None)):
         out = output(four(q), four(k), four(v), mask=mask, bias=attn.bias, scale=scale, dropout_p=dropout_p)
@@ -168,7 +167,8 @@ def linear_attention(
     It is not softmax attention and does not approximate it: a model has to be trained with it. `chunk` chooses between
     equal forms of the causal sum: 1 is the recurrent form, T the parallel one; in between lies what is fast.
     `padding` is True or 1 where a key is real. A `state` holds all earlier tokens: pass the same `LinearState` with
-    each new token or piece of text, and it goes on. A query that sees no key gets 0.
+    each new token or piece of text, and it goes on. A query that sees no key gets 0. A NaN in a future value
+    can reach earlier rows of its chunk, since 0 · NaN is NaN; in `attn @ v` it reaches only rows that give it weight.
 
     Raises: ShapeError (is_causal with T ≠ S among others), DTypeError.
     Cost: O((T + S)·D·Dv) time, T·chunk·D more if causal; a state of D·(Dv + 1) numbers a head. Gradients: all.

@@ -30,6 +30,7 @@ from clearhead.masks.positions import (
 )
 from clearhead.masks.rule import Both as Both
 from clearhead.masks.rule import BoundMask, Coverage, MaskRule, as_rule, dense
+from clearhead.masks.rule import all_of as all_of
 from clearhead.masks.rule import block_indices as block_indices
 from clearhead.masks.sequences import documents, padding
 from clearhead.masks.sparse import block_sparse, global_tokens, strided

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import wraps
+from functools import reduce, wraps
 from itertools import product
+from operator import and_
 from typing import Any
 
 import torch
@@ -300,6 +301,12 @@ def as_rule(mask: MaskRule | Tensor) -> MaskRule:
     if isinstance(mask, Tensor):
         return dense(mask)
     raise DTypeError(f"expected a mask rule (clearhead.masks) or a bool tensor, got {describe(mask)}.")
+
+
+def all_of(*rules: MaskRule | Tensor | None) -> MaskRule | None:
+    """The rules and tensors that are given, joined by AND; None where there are none, and all is visible."""
+    given = [as_rule(rule) for rule in rules if rule is not None]
+    return reduce(and_, given) if given else None
 
 
 def share(flags: Tensor) -> Coverage:

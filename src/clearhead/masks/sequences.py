@@ -42,13 +42,14 @@ class Padding(MaskRule):
         return f"padding({', '.join(parts)})"
 
 
-def padding(keys: Tensor | None = None, queries: Tensor | None = None) -> MaskRule:
+def padding(keys: Tensor | None = None, queries: Tensor | None = None) -> Padding:
     """Padding by name: `keys` (B, S) and `queries` (B, T), True or 1 where the token is real.
 
-    A padded key is seen by nobody; a padded query sees nothing, so it has weights 0 and is left out of averages.
+    Flags (S,) and (T,) are those of one text, a batch of one. A padded key is seen by nobody; a padded query sees
+    nothing, so it has weights 0 and is left out of averages.
 
     >>> from clearhead.masks import causal
-    >>> print((causal() & padding(keys=torch.tensor([[0, 1, 1]]))).draw(3, 3))
+    >>> print((causal() & padding(keys=torch.tensor([0, 1, 1]))).draw(3, 3))
     ⬚ ⬚ ⬚
     ⬚ ■ ⬚
     ⬚ ■ ■
@@ -110,12 +111,13 @@ def documents(ids: Tensor) -> MaskRule:
 
 
 def _flags(name: str, real: Tensor | None) -> Tensor | None:
+    """The flags as bool, (B, tokens): those of one text are a batch of one."""
     if real is None:
         return None
-    if not isinstance(real, Tensor) or real.ndim != 2 or real.is_floating_point():
+    if not isinstance(real, Tensor) or real.ndim not in (1, 2) or real.is_floating_point():
         raise ShapeError(
-            f"padding({name}=...): expected a bool or 0/1 tensor (B, tokens), True where the token is real,"
-            f" got {describe(real)}."
+            f"padding({name}=...): expected a bool or 0/1 tensor (B, tokens) or (tokens,), True where the token is"
+            f" real, got {describe(real)}."
         )
     check_flags(f"padding({name}=...)", real)
-    return real.bool()
+    return real.bool() if real.ndim == 2 else real.bool()[None]

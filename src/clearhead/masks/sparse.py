@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_count, describe
+from clearhead._checks import check_count, describe, read_broadcast
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.masks.rule import Coverage, MaskRule, share, unless_traced
 
@@ -64,9 +64,7 @@ class BlockSparse(MaskRule):
     block: int
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        layout = self.layout.to(k.device)
-        b, h = (at if n > 1 else at.new_zeros((1,) * at.ndim) for at, n in zip((b, h), layout.shape, strict=False))
-        return layout[b, h, (q + S - T) // self.block, k // self.block]
+        return read_broadcast(self.layout.to(k.device), b, h, (q + S - T) // self.block, k // self.block)
 
     @unless_traced
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:

@@ -19,7 +19,7 @@ from torch import Tensor
 from clearhead._checks import describe
 from clearhead.errors import RecordingError
 from clearhead.maps import SoftmaxMap
-from clearhead.masks import MaskRule, as_rule
+from clearhead.masks import MaskRule, all_of
 from clearhead.scores import Bias, as_bias
 
 __all__ = ["Call", "as_heads", "as_heads_mask"]
@@ -61,8 +61,7 @@ class Call:
 
     def rule(self, padding: MaskRule | None = None) -> MaskRule | None:
         """All masks, and the padding, as one rule; None where everything is visible."""
-        rules = [as_rule(mask) for mask in self.masks] + ([padding] if padding is not None else [])
-        return reduce(lambda left, right: left & right, rules) if rules else None
+        return all_of(*self.masks, padding)
 
     def bias(self) -> Bias | None:
         """All biases as one."""
