@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, func
 from torch.nn import functional as F
 
-from clearhead import DTypeError, ShapeError, masks, reference
+from clearhead import DTypeError, ShapeError, masks, nn, reference
 from clearhead.functional import flash_attention
 from clearhead.kernels import flash
 from clearhead.masks import BoundMask, Coverage
@@ -268,6 +269,133 @@ def test_requirement_35_empty_blocks_are_skipped_and_full_ones_read_no_mask(
     assert counts == {name: 2 * n for name, n in want.items()}
 
 
+# --- torch.func, compiled, without numbers -----------------------------------------------------------------
+
+
+def _both(seen: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Attention over tiles and the dense formula, of q, k and v."""
+    rule, mask = (masks.causal(), reference.causal(5, 5)) if seen else (None, None)
+    return (
+        lambda q, k, v: flash_attention(q, k, v, mask=rule, softcap=1.5, tile=(3, 2))[0],
+        lambda q, k, v: dense(q, k, v, mask=mask, softcap=1.5),
+    )
+
+
+def _square(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *inputs: of(*inputs).square().sum()
+
+
+ALL = (0, 1, 2)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_torch_func_gives_the_dense_formulas_derivatives(seen: bool) -> None:
+    q, k, v = (x.detach() for x in qkv(T=5, S=5, H=4, G=2))
+    ours, theirs = _both(seen)
+    for take in (func.grad, func.jacrev):
+        one, two = (_square(of) if take is func.grad else of for of in (ours, theirs))
+        torch.testing.assert_close(take(one, ALL)(q, k, v), take(two, ALL)(q, k, v))
+    for one, two in zip(
+        func.vjp(ours, q, k, v)[1](ours(q, k, v)), func.grad(_square(theirs), ALL)(q, k, v), strict=True
+    ):
+        torch.testing.assert_close(2 * one, two)
+
+
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 1, None), (None, None, 2), (0, 1, -1), (-2, 0, 0)])
+def test_vmap_gives_what_a_loop_gives(dims: tuple[int | None, ...]) -> None:
+    inputs = [x.detach() for x in qkv(T=5, S=5, H=4, G=2)]
+    many = [x if dim is None else torch.stack([x, 2 * x, -x], dim) for x, dim in zip(inputs, dims, strict=True)]
+
+    def one(i: int) -> list[Tensor]:
+        return [x if dim is None else x.select(dim, i) for x, dim in zip(many, dims, strict=True)]
+
+    ours, theirs = _both(seen=True)
+    want = torch.stack([theirs(*one(i)) for i in range(3)])
+    torch.testing.assert_close(torch.vmap(ours, dims)(*many), want)
+    got = torch.vmap(func.grad(_square(ours), ALL), dims)(*many)
+    for i in range(3):
+        torch.testing.assert_close(tuple(x[i] for x in got), func.grad(_square(theirs), ALL)(*one(i)))
+
+
+def test_vmap_within_vmap() -> None:
+    _, k, v = (x.detach() for x in qkv(T=5, S=5, H=4, G=2))
+    q, (ours, theirs) = random(2, 3, 2, 4, 5, 4), _both(seen=True)
+    got = torch.vmap(torch.vmap(lambda x: ours(x, k, v)), in_dims=1)(q)
+    torch.testing.assert_close(got, torch.stack([torch.stack([theirs(x, k, v) for x in row]) for row in q.unbind(1)]))
+
+
+def test_per_sample_gradients_of_a_soft_capped_layer() -> None:
+    layer, x = nn.Attention(8, 8, num_heads=4, num_kv_heads=2, softcap=2.0).double(), random(3, 5, 8)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return func.functional_call(layer, parameters, (x,)).square().sum()
+
+    got = torch.vmap(func.grad(loss), (None, 0))(parameters, x)
+    for i, text in enumerate(x):
+        want = torch.autograd.grad(layer(text).square().sum(), list(parameters.values()))
+        torch.testing.assert_close(tuple(got[name][i] for name in parameters), want)
+
+
+def test_a_mask_or_bias_of_vmaps_is_refused() -> None:
+    q, k, v = (x.detach() for x in qkv(T=4, S=4))
+    with pytest.raises(DTypeError, match=r"with padding\(keys=\(2, 4\)\), over whose tensors vmap runs"):
+        torch.vmap(lambda keys: flash_attention(q, k, v, mask=masks.padding(keys=keys))[0])(torch.ones(3, 2, 4) > 0)
+    with pytest.raises(DTypeError, match=r"with dense_bias\(.*Give mask and bias a batch dimension"):
+        torch.vmap(lambda bias: flash_attention(q, k, v, bias=bias)[0])(torch.ones(3, 4, 4))
+
+
+FORWARD = {
+    "jvp": lambda of, x: func.jvp(of, (x,), (x,)),
+    "jacfwd": lambda of, x: func.jacfwd(of)(x),
+    "hessian": lambda of, x: func.hessian(lambda x: of(x).sum())(x),
+    "in vmap": lambda of, x: torch.vmap(lambda x: func.jvp(of, (x,), (x,)))(x[None]),
+    "of a gradient": lambda of, x: func.jvp(
+        lambda c: func.grad(lambda x: (c * of(x)).sum())(x), (x.sum(),), (x.sum(),)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's, about itself
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_is_refused(name: str) -> None:
+    q, k, v = (x.detach() for x in qkv(T=4, S=4))
+    with pytest.raises(RuntimeError, match=r"forward-mode derivatives \(jvp, jacfwd, hessian\) are not computed"):
+        FORWARD[name](lambda x: flash_attention(x, k, v)[0], q)
+
+
+def test_gradients_of_gradients_are_refused_when_they_are_asked_for() -> None:
+    q, k, v = qkv(T=4, S=4)
+    (once,) = torch.autograd.grad(flash_attention(q, k, v)[0].sum(), q, create_graph=True)
+    torch.testing.assert_close(once, torch.autograd.grad(dense(q, k, v).sum(), q)[0])
+    with pytest.raises(RuntimeError, match="gradients of gradients are not computed"):
+        once.sum().backward()
+    with pytest.raises(RuntimeError, match="gradients of gradients are not computed"):
+        func.jacrev(func.grad(lambda x: flash_attention(x, k, v)[0].sum()))(q.detach())
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 8), (5, 8)])
+def test_on_the_meta_device_there_are_shapes(shape: tuple[int, ...]) -> None:
+    layer = nn.Attention(8, 8, num_heads=4, softcap=2.0).to("meta")
+    x = torch.randn(shape, device="meta", requires_grad=True)
+    out = layer(x)
+    assert (out.shape, out.device.type) == (shape, "meta")
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == shape
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # PyTorch's, about itself
+def test_compiled_whole_it_gives_the_same() -> None:
+    torch._dynamo.reset()
+    q, k, v = qkv(T=4, S=4, H=4, G=2)
+    of, _ = _both(seen=False)
+    out = torch.compile(of, backend="aot_eager", fullgraph=True)(q, k, v)
+    torch.testing.assert_close(out, of(q, k, v))
+    got, want = (torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (out, of(q, k, v)))
+    torch.testing.assert_close(got, want)
+
+
 # --- shapes and errors -------------------------------------------------------------------------------------
 
 
@@ -303,12 +431,6 @@ def test_a_bias_gets_no_gradient_and_it_is_said() -> None:
     torch.testing.assert_close(flash_attention(q, k, v, bias=bias.detach())[0], dense(q, k, v, bias=bias.detach()))
     with torch.no_grad():
         flash_attention(q, k, v, bias=bias)
-
-
-def test_gradients_of_gradients_are_refused() -> None:
-    q, k, v = qkv(T=4, S=4)
-    with pytest.raises(RuntimeError, match=r"gradients of gradients \(create_graph=True\) are not computed"):
-        torch.autograd.grad(flash_attention(q, k, v)[0].sum(), q, create_graph=True)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ and at the end O / l and L = m + ln l. Only those two are kept. Backward compute
 
 Blocks that the mask leaves empty are skipped, and where it leaves a block full no mask is read. This saves memory, not
 operations: it computes as many scores as the dense formula, and those of the backward pass twice.
+
+Gradients are those of reverse mode, once: `backward`, `torch.func.grad`, `vjp` and `jacrev`, also under `vmap`, which
+lays one tile beside the other. Forward mode (`jvp`, `jacfwd`) and gradients of gradients raise an error.
 Source: Dao et al. 2022, algorithms 1 and 4; Dao 2023, algorithm 1.
 """
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,16 +53,30 @@ def attention(
     tile: tuple[int, int] = TILE,
 ) -> tuple[Tensor, Tensor]:  # (B, H, T, Dv) in q's dtype, and log-sum-exp (B, H, T), which has no gradient
     """softmax(softcap(scale · Q Kᵀ) + bias, masked) V; every head holds one tile of scores at a time."""
+    _check(mask, bias)
+    T, S = q.shape[-2], k.shape[-2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scoring = Scoring(T, S, scale, None if mask is None else mask.bind(T, S), bias, softcap, tile)
+    with _no_autocast(q):
+        out, lse = _apply(Flash, q, k, v, scoring)
+    return out.to(q.dtype), lse
+
+
+def _check(mask: MaskRule | None, bias: Bias | None) -> None:
+    """Raise for a bias that wants a gradient, and for tensors of mask or bias that vmap runs over."""
     if bias is not None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in bias.tensors()):
         raise DTypeError(
             f"attention over tiles with bias={bias!r}, which requires a gradient: that would be as large as all scores,"
             " and is not computed here. Detach the bias, or leave out the soft-cap and the tiles."
         )
-    T, S = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scoring = Scoring(T, S, scale, None if mask is None else mask.bind(T, S), bias, softcap, tile)
-    with torch.autocast(q.device.type, enabled=False):  # else products of float32 tiles would be rounded to bfloat16
-        return Flash.apply(q, k, v, scoring)  # type: ignore[no-any-return, no-untyped-call]
+    if torch.compiler.is_compiling():
+        return
+    for rule in (mask, bias):
+        if rule is not None and any(torch._C._functorch.is_batchedtensor(tensor) for tensor in rule.tensors()):
+            raise DTypeError(
+                f"attention over tiles with {rule!r}, over whose tensors vmap runs: q, k and v only may have its"
+                " dimension. Give mask and bias a batch dimension, (B, 1, T, S), and call it without vmap."
+            )
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,7 @@ class Scoring:
         mask = None if self._coverage(rows, cols) is Coverage.FULL else self.mask
         if mask is None and self.bias is None:
             return scores
-        at = block_indices(rows, cols, *(torch.arange(n, device=scores.device) for n in scores.shape[:2]))
+        at = block_indices(rows, cols, *(torch.arange(n, device=scores.device) for n in scores.shape[-4:-2]))
         if self.bias is not None:
             bias = self.bias.values(*at, self.T, self.S).to(scores.dtype)
             scores = (scores + bias).masked_fill(bias == -math.inf, -math.inf)
@@ -103,54 +121,105 @@ class Scoring:
 
 
 class Flash(torch.autograd.Function):
-    """Output (B, H, T, Dv) and log-sum-exp (B, H, T) of q (B, H, T, D), k (B, G, S, D), v (B, G, S, Dv).
+    """Output (…, H, T, Dv) and log-sum-exp (…, H, T) of q (…, H, T, D), k (…, G, S, D), v (…, G, S, Dv).
 
-    Sums are in float32 or wider. A query that may see nothing has output 0, log-sum-exp -∞ and gradient 0.
+    Both are in float32 or wider. A query that may see nothing has output 0, log-sum-exp -∞ and gradient 0.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-        """One pass over the tiles; keeps the output (not yet rounded to half precision), lse, and no tile."""
-        out, lse = (q.new_empty(size, dtype=_wide(q)) for size in ((*q.shape[:3], v.shape[-1]), q.shape[:3]))
+    def forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        """One pass over the tiles."""
+        out, lse = (q.new_empty(size, dtype=_wide(q)) for size in ((*q.shape[:-1], v.shape[-1]), q.shape[:-1]))
         for rows, keys in scoring.blocks():
-            out[:, :, rows], lse[:, :, rows] = _rows(q, k, v, rows, keys, scoring)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.scoring = scoring
-        ctx.mark_non_differentiable(lse)
-        return out.to(q.dtype), lse
+            out[..., rows, :], lse[..., rows] = _rows(q, k, v, rows, keys, scoring)
+        return out, lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep output and lse, and no tile."""
+        ctx.save_for_backward(*inputs[:3], *output)
+        ctx.scoring = inputs[3]
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
         """The same tiles again."""
-        if torch.is_grad_enabled():
-            raise RuntimeError("attention over tiles: gradients of gradients (create_graph=True) are not computed.")
-        q, k, v, out, lse = ctx.saved_tensors
-        gradients = _Gradients(q, k, v, ctx.scoring)
-        with torch.autocast(q.device.type, enabled=False):
-            for rows, keys in ctx.scoring.blocks():
-                gradients.add(d_out[:, :, rows], out[:, :, rows], lse[:, :, rows], rows, keys)
-        return gradients.q.to(q.dtype), gradients.k.to(k.dtype), gradients.v.to(v.dtype), None
+        with _no_autocast(d_out):
+            return (*_apply(Gradients, *ctx.saved_tensors, d_out, ctx.scoring), None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
+        """One more dimension in front."""
+        return _apply(Flash, *_leading(info, in_dims, arguments)), (0, 0)
+
+
+class Gradients(torch.autograd.Function):
+    """The gradients of q, k and v from what `Flash` kept: a function of its own, so that vmap can widen it too."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, scoring: Scoring
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Added up tile by tile."""
+        sums = _Sums(q, k, v, scoring)
+        for rows, keys in scoring.blocks():
+            sums.add(d_out[..., rows, :], out[..., rows, :], lse[..., rows], rows, keys)
+        return sums.q.to(q.dtype), sums.k.to(k.dtype), sums.v.to(v.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> None:
+        """Gradients of gradients would need all tiles a third time."""
+        raise RuntimeError("attention over tiles: gradients of gradients are not computed.")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
+        """One more dimension in front."""
+        return _apply(Gradients, *_leading(info, in_dims, arguments)), (0, 0, 0)
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> tuple[Tensor, ...]:
+    """The function's results; for forward mode, an error that tells what to do (a `jvp` would not compile)."""
+    try:
+        return function.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    except NotImplementedError as error:
+        if "forward mode AD" not in str(error):
+            raise
+        raise RuntimeError(
+            "attention over tiles: forward-mode derivatives (jvp, jacfwd, hessian) are not computed; use jacrev."
+        ) from error
+
+
+def _leading(info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[Any]:
+    """Every tensor with vmap's dimension first; what has none is repeated, without a copy. The scoring as it is."""
+    return [
+        x if not isinstance(x, Tensor) else x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(arguments, in_dims, strict=True)
+    ]
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, rows: slice, keys: list[slice], scoring: Scoring) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a block of queries."""
     wide = _wide(q)
-    q = q[:, :, rows].to(wide)
-    m = q.new_full((*q.shape[:3], 1), -math.inf)  # the largest score so far
+    q = q[..., rows, :].to(wide)
+    m = q.new_full((*q.shape[:-1], 1), -math.inf)  # the largest score so far
     ell = q.new_zeros(m.shape)  # the sum of e^(score - m) so far
-    o = q.new_zeros(*q.shape[:3], v.shape[-1])  # the same sum, each term times its value
+    o = q.new_zeros(*q.shape[:-1], v.shape[-1])  # the same sum, each term times its value
     for cols in keys:
-        scores = scoring.hidden(scoring.capped(q, k[:, :, cols].to(wide)), rows, cols)
+        scores = scoring.hidden(scoring.capped(q, k[..., cols, :].to(wide)), rows, cols)
         larger = torch.maximum(m, scores.amax(-1, keepdim=True))
         shift = larger.masked_fill(larger == -math.inf, 0)  # a row that has seen nothing yet: e^(-∞ - 0) = 0
         p, shrink = scores.sub_(shift).exp_(), torch.exp(m - shift)
         ell = shrink * ell + p.sum(-1, keepdim=True)
-        o = shrink * o + grouped_matmul(p, v[:, :, cols].to(wide))
+        o = shrink * o + grouped_matmul(p, v[..., cols, :].to(wide))
         m = larger
     return o / ell.masked_fill(ell == 0, 1), (m + ell.log())[..., 0]
 
 
-class _Gradients:
+class _Sums:
     """The gradients of q, k and v, added up tile by tile."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> None:
@@ -159,19 +228,24 @@ class _Gradients:
 
     def add(self, d_out: Tensor, out: Tensor, lse: Tensor, rows: slice, keys: list[slice]) -> None:
         """What a block of queries adds."""
-        (q, k, v), groups, wide = self._inputs, self.k.shape[1], _wide(lse)
-        q, d_out = q[:, :, rows].to(wide), d_out.to(wide)
+        (q, k, v), groups, wide = self._inputs, self.k.shape[-3], _wide(lse)
+        q = q[..., rows, :].to(wide)
         lse = lse.masked_fill(lse == -math.inf, 0)[..., None]
         through_sum = (d_out * out).sum(-1, keepdim=True)
         for cols in keys:
-            some_k, some_v = k[:, :, cols].to(wide), v[:, :, cols].to(wide)
+            some_k, some_v = k[..., cols, :].to(wide), v[..., cols, :].to(wide)
             capped = self._scoring.capped(q, some_k)
             slope = self._scoring.slope(capped)
             p = self._scoring.hidden(capped, rows, cols).sub_(lse).exp_()
-            self.v[:, :, cols] += fold(p, groups).mT @ fold(d_out, groups)
+            self.v[..., cols, :] += fold(p, groups).mT @ fold(d_out, groups)
             d_scores = grouped_matmul(d_out, some_v.mT).sub_(through_sum).mul_(p).mul_(slope)
-            self.q[:, :, rows] += grouped_matmul(d_scores, some_k) * self._scoring.scale
-            self.k[:, :, cols] += fold(d_scores, groups).mT @ fold(q, groups) * self._scoring.scale
+            self.q[..., rows, :] += grouped_matmul(d_scores, some_k) * self._scoring.scale
+            self.k[..., cols, :] += fold(d_scores, groups).mT @ fold(q, groups) * self._scoring.scale
+
+
+def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Without this, products of float32 tiles would be rounded to bfloat16. The meta device has no autocast."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def _wide(x: Tensor) -> torch.dtype:
