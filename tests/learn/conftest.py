@@ -57,8 +57,8 @@ def check_double(answer, generator):
 
 
 EXERCISES = (
-    Exercise("double", double, check_double, hints=("Think of addition.", "x + x")),
-    Exercise("Doubler", Doubler, lambda answer, generator: check_double(answer(), generator), hints=("See double.",)),
+    Exercise(double, check_double, hints=("Think of addition.", "x + x")),
+    Exercise(Doubler, lambda answer, generator: check_double(answer(), generator), hints=("See double.",)),
 )
 '''
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.learn import Exercise, Wrong, unchanged
+from clearhead.learn.exercise import Exercise, Wrong, unchanged
 
 
 def one_line(x: int) -> int:
@@ -53,7 +53,7 @@ class Layer(torch.nn.Module):
 
 
 def exercise(solution: Any) -> Exercise:
-    return Exercise(solution.__name__, solution, lambda answer, generator: None, hints=())
+    return Exercise(solution, lambda answer, generator: None, hints=())
 
 
 def test_the_body_of_a_function_is_left_to_write() -> None:

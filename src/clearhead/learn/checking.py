@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from clearhead.learn.lessons import Lesson, find_lesson
 from clearhead.learn.progress import Record, update
 from clearhead.learn.running import Outcome
 
-__all__ = ["Report", "check", "describe", "new_seed", "outcomes"]
+__all__ = ["Report", "check", "describe"]
 
 MARKS = {"passed": "✓", "wrong": "✗", "failed": "✗", "unwritten": "○"}
 _WIDTH = 96
@@ -68,7 +68,13 @@ def _depends(outcome: Outcome) -> bool:
     return outcome.loaded and outcome.verdict in ("wrong", "failed")
 
 
-def check(lesson: int, folder: str | Path | None = None, *, seed: int | None = None) -> Report:
+def check(
+    lesson: int,
+    folder: str | Path | None = None,
+    *,
+    seed: int | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
+) -> Report:
     """Check the learner's `exercises.py` of this lesson, each exercise in a process of its own with a time limit.
 
     Args:
@@ -76,6 +82,7 @@ def check(lesson: int, folder: str | Path | None = None, *, seed: int | None = N
         folder: that holds `exercises.py`; by default ./clearhead-lesson-N, the current folder if it is that lesson's,
             or where `clearhead learn N` wrote last.
         seed: of the inputs; new ones each time by default.
+        on_outcome: called with each outcome as it comes.
 
     Returns: the report, which shows itself in a notebook.
 
@@ -86,16 +93,16 @@ def check(lesson: int, folder: str | Path | None = None, *, seed: int | None = N
     """
     found = find_lesson(lesson)
     file = exercise_file(found, None if folder is None else Path(folder))
-    seed = new_seed() if seed is None else seed
-    return Report(found, file, seed, tuple(outcomes(found, file, seed)))
+    seed = secrets.randbelow(1_000_000) if seed is None else seed  # short enough to be typed
+    outcomes = []
+    for outcome in _outcomes(found, file, seed):
+        outcomes.append(outcome)
+        if on_outcome is not None:
+            on_outcome(outcome)
+    return Report(found, file, seed, tuple(outcomes))
 
 
-def new_seed() -> int:
-    """Of inputs that nobody has seen, short enough to be typed."""
-    return secrets.randbelow(1_000_000)
-
-
-def outcomes(lesson: Lesson, file: Path, seed: int) -> Iterator[Outcome]:
+def _outcomes(lesson: Lesson, file: Path, seed: int) -> Iterator[Outcome]:
     """Check one exercise after the other, and keep in the progress what passes."""
     for outcome in running.run(module_of(lesson.number), lesson.exercises, file, seed):
         if outcome.passed:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 from clearhead._plain import plain
-from clearhead.learn.checking import Report, describe, new_seed, outcomes
+from clearhead.learn.checking import Report, check, describe
 from clearhead.learn.exercise import Exercise
 from clearhead.learn.exercises import exercises_of
 from clearhead.learn.folder import exercise_file, reset, write
@@ -36,7 +37,7 @@ def start_lesson(number: int, folder: Path | None) -> None:
     lesson = find_lesson(number)
     folder = Path(f"clearhead-lesson-{number}") if folder is None else folder
     written = write(lesson, folder)
-    update(number, lambda record: setattr(record, "folder", str(folder.resolve())))
+    update(number, partial(_remember, folder))
     print(f"Lesson {number}: {lesson.title}")
     for name, new in written.items():
         print(plain(f"  {folder / name}{'' if new else '   was there and is left as it is'}"))
@@ -55,15 +56,9 @@ def check_lesson(
 
     Returns: whether all pass.
     """
-    lesson = find_lesson(number)
-    file = exercise_file(lesson, folder)
-    seed = new_seed() if seed is None else seed
+    file = exercise_file(find_lesson(number), folder)
     print(plain(f"Checking {file} ..."), flush=True)
-    found = []
-    for outcome in outcomes(lesson, file, seed):
-        print(describe(outcome), flush=True)
-        found.append(outcome)
-    report = Report(lesson, file, seed, tuple(found))
+    report = check(number, file.parent, seed=seed, on_outcome=lambda outcome: print(describe(outcome), flush=True))
     print(f"\n{report.summary}")
     if solution:
         _show_solution(report)
@@ -82,6 +77,10 @@ def reset_lesson(number: int, folder: Path | None) -> None:
     update(number, _forget)
     print(plain(f"{file} is as it was at the beginning, and nothing of lesson {number} counts as done."))
     print(plain(f"What you had written is kept as {kept.name} beside it."))
+
+
+def _remember(folder: Path, record: Record) -> None:
+    record.folder = str(folder.resolve())
 
 
 def _forget(record: Record) -> None:

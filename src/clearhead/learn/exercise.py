@@ -29,7 +29,6 @@ class Exercise:
     """One thing for the learner to write.
 
     Args:
-        name: of the function or class, in the learner's file as in ours.
         solution: a right answer, real code with a docstring that says what to write; it uses only `math`, `torch`,
             `nn`, `F` (`torch.nn.functional`), `Tensor` and `clearhead`, which the learner's file imports.
         check: called with the learner's function or class and a freshly seeded generator; raises `Wrong`.
@@ -38,16 +37,20 @@ class Exercise:
     >>> def double(x: float) -> float:
     ...     '''Twice x.'''
     ...     return x + x
-    >>> print(Exercise("double", double, lambda answer, generator: None, hints=("Add.",)).stub)
+    >>> print(Exercise(double, lambda answer, generator: None, hints=("Add.",)).stub)
     def double(x: float) -> float:
         '''Twice x.'''
         raise NotImplementedError  # your code here
     """
 
-    name: str
     solution: Callable[..., Any]
     check: Callable[[Any, torch.Generator], None]
     hints: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the function or class, in the learner's file as in ours."""
+        return self.solution.__name__
 
     @property
     def source(self) -> str:

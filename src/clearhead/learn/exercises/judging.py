@@ -7,8 +7,7 @@ learner's answer equals tells what to say.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ __all__ = [
     "explain_weights",
     "hide",
     "judge",
+    "later",
     "normal",
     "refuse_constant",
     "tensor",
@@ -131,12 +131,13 @@ def compare(
     what: str,
     *,
     nan: str = HOLDS_NAN,
-    explain: Callable[[Tensor], None] | None = None,
+    explain: Callable[..., None] | None = None,
+    inputs: Sequence[Any] = (),
 ) -> None:
     """Return if `got` is `want`; otherwise raise Wrong with the message of the mistake that it equals, or of its kind.
 
-    float32 arithmetic in any order of summation passes: 1e-4 relative, 1e-5 absolute. `explain` may raise a better
-    message than "the numbers differ", from properties of the answer.
+    float32 arithmetic in any order of summation passes: 1e-4 relative, 1e-5 absolute. `explain(got, *inputs)` may
+    raise a better message than "the numbers differ", from properties of the answer.
     """
     if _close(got, want):
         return
@@ -148,7 +149,7 @@ def compare(
     if not bool(got.isfinite().all()):
         raise Wrong(nan)
     if explain is not None:
-        explain(got)
+        explain(got, *inputs)
     at = tuple(int(n) for n in torch.unravel_index((got - want).abs().argmax(), got.shape))
     raise Wrong(
         f"The shape is right, but the numbers are not: at [{', '.join(map(str, at))}] stands {float(got[at]):.4f},"
@@ -170,19 +171,15 @@ def judge(
     nan: str = HOLDS_NAN,
     explain: Callable[..., None] | None = None,
 ) -> None:
-    """Check a function of tensors on each of the inputs against `right`; `explain(got, *inputs)` as for `compare`."""
+    """Check a function of tensors on each of the inputs against `right`; the rest is as for `compare`."""
     for given in inputs:
         first = call(answer, *given)
         got = tensor(first, what)
         refuse_constant(first, call(answer, *(i.roll(1, 0) / 2 if isinstance(i, Tensor) else i for i in given)))
         wide = [i.double() if isinstance(i, Tensor) else i for i in given]
-        want, more = right(*wide), None if explain is None else partial(_explained, explain, wide)
+        want = right(*wide)
         if not _close(got, want):
-            compare(got, want, mistakes(*wide), what, nan=nan, explain=more)
-
-
-def _explained(explain: Callable[..., None], inputs: list[Any], got: Tensor) -> None:
-    explain(got, *inputs)
+            compare(got, want, mistakes(*wide), what, nan=nan, explain=explain, inputs=wide)
 
 
 # --- attention weights ---------------------------------------------------------------------------------------------
@@ -193,47 +190,51 @@ def hide(scores: Tensor, hidden: Tensor | None) -> Tensor:
     return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
 
 
+def later(scores: Tensor, first: int = 1) -> Tensor:
+    """True where key s of scores (…, T, T) is at least `first` words after query t."""
+    return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(first)
+
+
 def attention_mistakes(q: Tensor, k: Tensor, *, other_width: int, causal: bool = False) -> Mistakes:
     """The weights (…, T, S) of typical mistakes, alone or with a wrong scale. `other_width`: one that is not d_k."""
     raw, d = q @ k.mT, q.shape[-1]
-    later = torch.ones(raw.shape[-2:], dtype=torch.bool).triu(1) if causal else None
+    hidden = later(raw) if causal else None
     factors = {NO_SCALE: 1.0, INVERTED: math.sqrt(d), BY_D: 1 / d, BY_MODEL: 1 / math.sqrt(other_width)}
-    found = [(message, hide(raw * factor, later).softmax(-1)) for message, factor in factors.items()]
-    found.append((SCALED_AFTER, hide(raw, later).softmax(-1) / math.sqrt(d)))
+    found = [(message, hide(raw * factor, hidden).softmax(-1)) for message, factor in factors.items()]
+    found.append((SCALED_AFTER, hide(raw, hidden).softmax(-1) / math.sqrt(d)))
     for factor in (1 / math.sqrt(d), *factors.values()):
-        found += softmax_mistakes(raw * factor, later)
+        found += softmax_mistakes(raw * factor, hidden)
         found += mask_mistakes(raw * factor) if causal else []
     return found
 
 
-def softmax_mistakes(scores: Tensor, later: Tensor | None = None) -> Mistakes:
-    """What wrong softmaxes make of scores (…, T, S), with the later ones hidden or (COLUMNS) forgotten."""
-    hidden = hide(scores, later)
+def softmax_mistakes(scores: Tensor, hidden: Tensor | None) -> Mistakes:
+    """What wrong softmaxes make of scores (…, T, S), with some hidden or (COLUMNS) that forgotten."""
+    seen = hide(scores, hidden)
     return [
-        (COLUMNS, hidden.softmax(-2)),
+        (COLUMNS, seen.softmax(-2)),
         (COLUMNS, scores.softmax(-2)),
-        (ALL_TOGETHER, hidden.flatten(-2).softmax(-1).reshape(scores.shape)),
-        (NO_SOFTMAX, hidden),
-        (NO_SOFTMAX, scores if later is None else scores.masked_fill(later, 0.0)),
+        (ALL_TOGETHER, seen.flatten(-2).softmax(-1).reshape(scores.shape)),
+        (NO_SOFTMAX, seen),
+        (NO_SOFTMAX, scores if hidden is None else scores.masked_fill(hidden, 0.0)),
         (NO_SOFTMAX, scores),
     ]
 
 
 def mask_mistakes(scores: Tensor) -> Mistakes:
     """What wrong masks make of scaled scores (…, T, T) in causal attention."""
-    everything = torch.ones(scores.shape[-2:], dtype=torch.bool)
     weights = scores.softmax(-1)
     return [
         (UNMASKED, weights),
-        (BACKWARDS, hide(scores, everything.tril(-1)).softmax(-1)),
-        (NOT_ITSELF, hide(scores, everything.triu(0)).softmax(-1)),
-        (ONE_AHEAD, hide(scores, everything.triu(2)).softmax(-1)),
+        (BACKWARDS, hide(scores, ~later(scores, 0)).softmax(-1)),
+        (NOT_ITSELF, hide(scores, later(scores, 0)).softmax(-1)),
+        (ONE_AHEAD, hide(scores, later(scores, 2)).softmax(-1)),
         (LOST_SHARE, weights.tril()),
         (ZERO_SCORE, scores.tril().softmax(-1)),
     ]
 
 
-def explain_weights(got: Tensor, causal: bool = False) -> None:
+def explain_weights(got: Tensor, *inputs: Tensor, causal: bool = False) -> None:
     """Raise Wrong if these (T, S) cannot be attention weights."""
     if bool((got < -1e-6).any()):
         raise Wrong("Some weights are negative, and a share cannot be: exp makes every score positive. " + NO_SOFTMAX)

@@ -104,7 +104,7 @@ def check_softmax(answer: Callable[..., Any], generator: torch.Generator) -> Non
     shapes = [(T, S), (S, T), (T, T)]
     scores = [(judging.normal(generator, *shape),) for shape in shapes]
     what = "shares of each row, (T, S)"
-    judging.judge(answer, scores, softmax, _softmax_mistakes, what, explain=_explain_shares)
+    judging.judge(answer, scores, softmax, _softmax_mistakes, what, explain=judging.explain_weights)
     apart = torch.linspace(-1000, 1000, T)[:, None]  # rows that share no largest score
     large = [(judging.normal(generator, T, S) + apart,), (judging.normal(generator, T, S) * 300,)]
     judging.judge(answer, large, softmax, lambda scores: [], what, nan=OVERFLOW)
@@ -136,10 +136,6 @@ def _softmax_mistakes(scores: Tensor) -> judging.Mistakes:
     return found
 
 
-def _explain_shares(got: Tensor, scores: Tensor) -> None:
-    judging.explain_weights(got)
-
-
 def _context_mistakes(x: Tensor) -> judging.Mistakes:
     scores = x @ x.T
     weights = scores.softmax(-1)
@@ -156,7 +152,6 @@ def _context_mistakes(x: Tensor) -> judging.Mistakes:
 
 EXERCISES = (
     Exercise(
-        "dot_scores",
         dot_scores,
         check_dot_scores,
         hints=(
@@ -166,7 +161,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "softmax",
         softmax,
         check_softmax,
         hints=(
@@ -176,7 +170,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "context_vectors",
         context_vectors,
         check_context_vectors,
         hints=(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -98,8 +97,7 @@ def check_attention(answer: Callable[..., Any], generator: torch.Generator) -> N
         )
         want, shares = attention(*wide)
         mistakes = [(PAIR_REVERSED, want), *_weight_mistakes(*wide[:2])]
-        more = partial(_explain_scale, q=wide[0], k=wide[1])
-        judging.compare(weights, shares, mistakes, "the weights, (T, S)", explain=more)
+        judging.compare(weights, shares, mistakes, "the weights, (T, S)", explain=_explain_scale, inputs=wide[:2])
         judging.compare(out, want, _mix_mistakes(shares, *wide), "the output, (T, d_v)")
 
 
@@ -180,7 +178,6 @@ def _check_trains(layer: nn.Module, x: Tensor, names: list[str]) -> None:
 
 EXERCISES = (
     Exercise(
-        "scaled_weights",
         scaled_weights,
         check_scaled_weights,
         hints=(
@@ -190,7 +187,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "attention",
         attention,
         check_attention,
         hints=(
@@ -200,7 +196,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "SelfAttention",
         SelfAttention,
         check_self_attention,
         hints=(

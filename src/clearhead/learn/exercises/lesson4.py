@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,10 +106,10 @@ def check_causal_weights(answer: Callable[..., Any], generator: torch.Generator)
     what = "shares of each row, (T, T)"
     sizes = judging.distinct(generator, 3, 4, 9)
     scores = [(judging.normal(generator, T, T),) for T in sizes]
-    judging.judge(answer, scores, causal_weights, _causal_mistakes, what, nan=CAUSAL_NAN, explain=_explain_causal)
-    T = sizes[0]
-    later = torch.ones(T, T).triu(1)
-    high, low = judging.normal(generator, T, T) + 300 * later, judging.normal(generator, T, T) - 2000
+    explain = partial(judging.explain_weights, causal=True)
+    judging.judge(answer, scores, causal_weights, _causal_mistakes, what, nan=CAUSAL_NAN, explain=explain)
+    high, low = (judging.normal(generator, sizes[0], sizes[0]) for _ in range(2))
+    high, low = high + 300 * judging.later(high), low - 2000
     judging.judge(answer, [(high,)], causal_weights, lambda scores: [], what, nan=UNDERFLOW)
     judging.judge(answer, [(low,)], causal_weights, lambda s: [], what, nan=CAUSAL_NAN, explain=_explain_low)
 
@@ -123,12 +124,13 @@ def check_drop_weights(answer: Callable[..., Any], generator: torch.Generator) -
             judging.tensor(judging.call(answer, weights, p, training), "the weights (T, S)")
             for training in (False, True, True)
         )
-        quiet, before = [(EVAL_SCALED, weights.double() / (1 - p)), (EVAL_SCALED, weights.double() * (1 - p))], weights
+        before = weights.double()
+        quiet = [(EVAL_SCALED, before / (1 - p)), (EVAL_SCALED, before * (1 - p))]
         if still.shape == weights.shape and bool((still == 0).any()):
             raise Wrong(EVAL_DROPOUT)
-        judging.compare(still, before.double(), quiet, "outside training, the weights as they are")
-        judging.compare(first * 0, before.double() * 0, [], "while training, (T, S)")
-        _check_dropped(before.double(), first, p)
+        judging.compare(still, before, quiet, "outside training, the weights as they are")
+        judging.compare(first * 0, before * 0, [], "while training, (T, S)")  # the shape, and no NaN
+        _check_dropped(before, first, p)
         if torch.equal(first, second):
             raise Wrong(SAME_DRAW)
 
@@ -144,7 +146,7 @@ def check_causal_attention(answer: Callable[..., Any], generator: torch.Generato
         layer, found = judging.build(answer, sizes, projections, generator)
         x = judging.normal(generator, batch, T, d_in)
         q, k, v = (x.double() @ W for W in found.values())
-        weights = _causal(q @ k.mT / math.sqrt(d_out))
+        weights = causal_weights(q @ k.mT / math.sqrt(d_out))
         _check_still(layer, x)
         judging.judge(
             layer,
@@ -158,21 +160,12 @@ def check_causal_attention(answer: Callable[..., Any], generator: torch.Generato
         _check_dropped(weights, trained @ torch.linalg.pinv(v), p)  # what the values were mixed with: T ≤ d_out
 
 
-def _causal(scores: Tensor) -> Tensor:
-    return judging.hide(scores, torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)).softmax(-1)
-
-
 def _mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return _causal(q @ k.mT / math.sqrt(q.shape[-1])) @ v
+    return causal_weights(q @ k.mT / math.sqrt(q.shape[-1])) @ v
 
 
 def _causal_mistakes(scores: Tensor) -> judging.Mistakes:
-    later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-    return judging.mask_mistakes(scores) + judging.softmax_mistakes(scores, later)
-
-
-def _explain_causal(got: Tensor, scores: Tensor) -> None:
-    judging.explain_weights(got, causal=True)
+    return judging.mask_mistakes(scores) + judging.softmax_mistakes(scores, judging.later(scores))
 
 
 def _explain_low(got: Tensor, scores: Tensor) -> None:
@@ -231,7 +224,6 @@ def _odd(factor: float, p: float) -> str:
 
 EXERCISES = (
     Exercise(
-        "causal_weights",
         causal_weights,
         check_causal_weights,
         hints=(
@@ -241,7 +233,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "drop_weights",
         drop_weights,
         check_drop_weights,
         hints=(
@@ -251,7 +242,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "CausalAttention",
         CausalAttention,
         check_causal_attention,
         hints=(

@@ -146,13 +146,15 @@ def _merge_mistakes(x: Tensor) -> judging.Mistakes:
     ]
 
 
-def _causal(scores: Tensor) -> Tensor:
-    return judging.hide(scores, torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1))
+def _seen(q: Tensor, k: Tensor) -> Tensor:
+    """The scores, those of later words hidden."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    return judging.hide(scores, judging.later(scores))
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(B, H, T, D) → (B, H, T, D)."""
-    return _causal(q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+    return _seen(q, k).softmax(-1) @ v
 
 
 def _projected(x: Tensor, W: dict[str, Tensor]) -> list[Tensor]:
@@ -180,7 +182,7 @@ def _layer_mistakes(x: Tensor, H: int, W: dict[str, Tensor], bias: Tensor) -> ju
 def _ways(q: Tensor, k: Tensor, v: Tensor, H: int) -> judging.Mistakes:
     """The heads' outputs (B, H, T, D) with typical mistakes inside the heads."""
     weights = judging.attention_mistakes(q, k, other_width=H * q.shape[-1], causal=True)
-    over = _causal(q @ k.mT / math.sqrt(q.shape[-1])).softmax(1).nan_to_num(0.0)
+    over = _seen(q, k).softmax(1).nan_to_num(0.0)
     return [(message, wrong @ v) for message, wrong in [*weights, (OVER_HEADS, over)]]
 
 
@@ -203,7 +205,6 @@ def _head_mistakes(whole: list[Tensor], H: int) -> judging.Mistakes:
 
 EXERCISES = (
     Exercise(
-        "split_heads",
         split_heads,
         check_split_heads,
         hints=(
@@ -213,7 +214,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "merge_heads",
         merge_heads,
         check_merge_heads,
         hints=(
@@ -222,7 +222,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        "MultiHeadAttention",
         MultiHeadAttention,
         check_multi_head_attention,
         hints=(
