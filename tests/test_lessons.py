@@ -3,73 +3,75 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from clearhead import zoo
+from clearhead import ModelError, zoo
 from clearhead.learn.exercises import NAMES
 
-pytest.importorskip("matplotlib")
+plt = pytest.importorskip("matplotlib.pyplot")
 
-LESSONS = {int(path.name[:2]): path for path in sorted((Path(__file__).parents[1] / "lessons").glob("*.py"))}
-DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).parents[1]
+LESSONS = {int(path.name[:2]): path for path in sorted((ROOT / "lessons").glob("*.py"))}
+DATA = ROOT / "tests" / "data"
 CH03 = json.loads((DATA / "ch03.json").read_text())["entries"]
 SEEDS = json.loads((DATA / "seeds.json").read_text())
 
-# Runs lessons as scripts, each in a folder of its own, and writes what they have computed there as JSON.
-DRIVER = """
-import contextlib, io, json, os, runpy, sys, warnings
-import torch
-def keep(value):
-    return value.tolist() if isinstance(value, torch.Tensor) and value.numel() < 1000 else repr(value)
-def run(path, folder):
-    os.makedirs(folder, exist_ok=True)
-    os.chdir(folder)
+# Runs lessons as scripts in one process, which loads the model once.
+SCRIPTS = """
+import functools, runpy, sys
+import clearhead, torch
+clearhead.zoo.load = functools.cache(clearhead.zoo.load)
+for path in sys.argv[1:]:
     torch.manual_seed(0)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        found = runpy.run_path(path, run_name="__main__")
-    values = {name: keep(value) for name, value in found.items() if name[0] != "_"}
-    with open("found.json", "w") as file:
-        json.dump({"values": values, "answers": found["answers"], "said": said.getvalue()}, file)
-"""
-WITHOUT_MODEL = """
-import clearhead
-def missing(name):
-    raise clearhead.ModelError(f"{name} is not here")
-clearhead.zoo.load = missing
+    runpy.run_path(path, run_name="__main__")
 """
 
 
-def in_python(code: str, *arguments: str) -> None:
-    env = os.environ | {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=env)
-    assert done.returncode == 0, done.stderr
+@dataclass
+class Run:
+    """What a lesson has written, printed and computed."""
+
+    folder: Path
+    said: str
+    values: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def without_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder a lesson, all run in one process to which the real model is missing."""
-    folder = tmp_path_factory.mktemp("lessons")
-    code = f"{DRIVER}{WITHOUT_MODEL}\nfor place, path in zip(sys.argv[1::2], sys.argv[2::2]):\n    run(path, place)"
-    in_python(code, *(part for number, path in LESSONS.items() for part in (str(folder / str(number)), str(path))))
-    return folder
+def without_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Run]:
+    """Run a lesson, once and in this process, to which the real model is missing."""
 
+    def missing(name: str) -> None:
+        raise ModelError(f"{name} is not here")
 
-def found(folder: Path, number: int) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / str(number) / "found.json").read_text())
-    return result
+    @cache
+    def run(number: int) -> Run:
+        folder, said = tmp_path_factory.mktemp("lesson"), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), plt.rc_context({"backend": "agg"}):
+            patch.setattr(zoo, "load", missing)
+            patch.chdir(folder)
+            torch.manual_seed(0)
+            values = runpy.run_path(str(LESSONS[number]), run_name="__main__")
+        plt.close("all")
+        return Run(folder, said.getvalue(), values)
+
+    return run
 
 
 @cache
@@ -133,85 +135,104 @@ def test_a_lesson_is_a_notebook_too(number: int) -> None:
 # --- what they do --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", LESSONS)
-def test_a_lesson_runs_as_a_script_with_a_real_model(number: int, tmp_path: Path) -> None:
-    in_python(DRIVER + "\nrun(*sys.argv[1:])", str(LESSONS[number]), str(tmp_path / str(number)))
+def test_lessons_run_as_scripts_with_a_real_model(tmp_path: Path) -> None:
+    env = os.environ | {"MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", "-c", SCRIPTS, *map(str, LESSONS.values())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     missing = next(entry for entry in zoo.available() if entry.name == "smollm2").status == "missing"
-    said = found(tmp_path, number)["said"]
-    assert ("This part is left out" in said) == missing
-    assert "own layer agrees: True" in said
-    check_files(tmp_path / str(number), number)
+    assert done.stdout.count("This part is left out") == missing * len(LESSONS)
+    assert done.stdout.count("own layer agrees: True") == len(LESSONS)
+    for number in LESSONS:
+        check_files(tmp_path, number)
 
 
 @pytest.mark.parametrize("number", LESSONS)
-def test_a_lesson_goes_on_where_the_model_is_not_installed(number: int, without_model: Path) -> None:
-    assert "This part is left out, since the model is not installed" in found(without_model, number)["said"]
-    check_files(without_model / str(number), number)
+def test_a_lesson_goes_on_where_the_model_is_not_installed(number: int, without_model: Any) -> None:
+    run = without_model(number)
+    assert "This part is left out, since the model is not installed" in run.said
+    check_files(run.folder, number)
 
 
 def check_files(folder: Path, number: int) -> None:
-    from matplotlib.image import imread
-
     figures = list(folder.glob(f"lesson{number}-*.png"))
     assert figures
-    assert all(imread(figure)[..., :3].std() > 0.03 for figure in figures)  # not an empty sheet
+    assert all(plt.imread(figure)[..., :3].std() > 0.03 for figure in figures)  # not an empty sheet
     assert "journey" in (folder / f"lesson{number}.html").read_text(encoding="utf-8")
 
 
-def equal(values: dict[str, Any], name: str, entry: str) -> None:
-    torch.testing.assert_close(torch.tensor(values[name]), torch.tensor(CH03[entry]["values"]))
+def equal(value: Tensor, entry: str) -> None:
+    torch.testing.assert_close(value.detach(), torch.tensor(CH03[entry]["values"]))
 
 
-def test_lesson_2_weighs_words_by_dot_products(without_model: Path) -> None:
-    run = found(without_model, 2)
-    equal(run["values"], "scores", "simple.omega_2")
-    equal(run["values"], "shares", "simple.alpha_2_softmax")
-    equal(run["values"], "weights", "simple.alpha_all")
-    equal(run["values"], "z", "simple.z_all")
-    assert float(run["values"]["slow"]) > float(run["values"]["fast"])
-    assert "with prefers journey" in run["answers"]["1"]
-    assert run["answers"]["2"] < 1e-5
-    assert run["answers"]["3"] == 0
+def test_lesson_2_weighs_words_by_dot_products(without_model: Any) -> None:
+    run = without_model(2)
+    equal(run.values["scores"], "simple.omega_2")
+    equal(run.values["shares"], "simple.alpha_2_softmax")
+    equal(run.values["weights"], "simple.alpha_all")
+    equal(run.values["z"], "simple.z_all")
+    assert run.values["slow"] > run.values["fast"]
+    assert "with prefers journey" in run.values["answers"]["1"]
+    assert run.values["answers"]["2"] < 1e-5
+    assert run.values["answers"]["3"] == 0
 
 
-def test_lesson_3_measures_what_the_root_is_for(without_model: Path) -> None:
-    run = found(without_model, 3)
-    torch.testing.assert_close(torch.tensor(run["values"]["q"][1]), torch.tensor(CH03["trainable.q_2"]["values"]))
-    equal(run["values"], "scores", "trainable.omega_2")
-    equal(run["values"], "shares", "trainable.alpha_2")
-    equal(run["values"], "z", "trainable.z_2")
-    measured = dict(zip((1, 4, 16, 64, 256, 1024), ast.literal_eval(run["values"]["measured"]), strict=True))
+def test_lesson_3_measures_what_the_root_is_for(without_model: Any) -> None:
+    run = without_model(3)
+    equal(run.values["q"][1], "trainable.q_2")
+    equal(run.values["scores"], "trainable.omega_2")
+    equal(run.values["shares"], "trainable.alpha_2")
+    equal(run.values["z"], "trainable.z_2")
+    measured = dict(zip((1, 4, 16, 64, 256, 1024), run.values["measured"], strict=True))
     assert all(abs(variance / width - 1) < 0.03 for width, (variance, _, _) in measured.items())
     for width in (64, 256, 1024):  # the size of the softmax's Jacobian with 16 keys
         known = SEEDS["sqrt_dk"][str(width)]
         assert measured[width][1:] == pytest.approx((known["unscaled_jac_norm"], known["scaled_jac_norm"]), abs=0.012)
-    shape, sharpest, moved, pulls = (run["answers"][number] for number in "1234")
-    assert shape == [6, 5]
-    assert sharpest > 2 * max(run["values"]["shares"])
+    shape, sharpest, moved, pulls = (run.values["answers"][number] for number in "1234")
+    assert shape == (6, 5)
+    assert sharpest > 2 * max(run.values["shares"])
     assert moved < 1e-6
     assert all(pull > 0 for pull in pulls)
 
 
-def test_lesson_4_hides_the_future_in_two_ways_and_breaks_one(without_model: Path) -> None:
-    run = found(without_model, 4)
-    equal(run["values"], "full", "SelfAttention_v2.weights")
-    equal(run["values"], "weights", "causal.softmax_of_masked")
-    hidden_after = re.search(r"hidden after: *\[(.*)\]", run["said"])
-    hidden_before = re.search(r"hidden before: *\[(.*)\]", run["said"])
+def test_lesson_4_hides_the_future_in_two_ways_and_breaks_one(without_model: Any) -> None:
+    run = without_model(4)
+    equal(run.values["full"], "SelfAttention_v2.weights")
+    equal(run.values["weights"], "causal.softmax_of_masked")
+    hidden_after = re.search(r"hidden after: *\[(.*)\]", run.said)
+    hidden_before = re.search(r"hidden before: *\[(.*)\]", run.said)
     assert hidden_after is not None
     assert hidden_after[1].split(", ") == ["nan"] * 6
     assert hidden_before is not None
     assert hidden_before[1].split(", ") == ["1.0"] + ["0.0"] * 5
-    assert run["answers"]["1"] == 0.0
-    assert run["answers"]["2"] == [5, 1]
-    assert all(map(math.isnan, run["answers"]["3"][0]))
-    assert run["answers"]["3"][1] == [0.0] * 6
+    assert run.values["answers"]["1"] == 0.0
+    assert run.values["answers"]["2"] == (5, 1)
+    assert all(map(math.isnan, run.values["answers"]["3"][0]))
+    assert run.values["answers"]["3"][1] == [0.0] * 6
 
 
-def test_lesson_5_splits_what_was_stacked(without_model: Path) -> None:
-    run = found(without_model, 5)
-    equal(run["values"], "stacked", "MultiHeadAttentionWrapper.out")
-    equal(run["values"], "merged", "MultiHeadAttentionWrapper.out")
-    assert run["answers"]["1"] < 1e-5
-    assert run["answers"]["2"] > 0.1
-    assert run["answers"]["3"] == [2360064, 2360064]
+def test_lesson_5_splits_what_was_stacked(without_model: Any) -> None:
+    run = without_model(5)
+    equal(run.values["stacked"], "MultiHeadAttentionWrapper.out")
+    equal(run.values["merged"], "MultiHeadAttentionWrapper.out")
+    assert run.values["answers"]["1"] < 1e-5
+    assert run.values["answers"]["2"] > 0.1
+    assert run.values["answers"]["3"] == [2360064, 2360064]
+
+
+# --- how they are rendered -----------------------------------------------------------------------------------------
+
+
+def test_a_rendered_page_has_its_formulas_drawn_and_loads_nothing() -> None:
+    for package in ("nbconvert", "latex2mathml"):
+        pytest.importorskip(package)
+    from nbformat import v4
+
+    text = r"Divide by $\sqrt{d}$: $$\frac{1}{2}$$ In code `$x$` stays."
+    notebook = v4.new_notebook(cells=[v4.new_markdown_cell(text), v4.new_code_cell("1 + 1")])
+    page = runpy.run_path(str(ROOT / "docs" / "render_lessons.py"))["page"](notebook, "Halves")
+    assert "<title>Halves</title>" in page
+    assert page.count("<math") == 2
+    assert all(drawn in page for drawn in ("<msqrt>", "<mfrac>", "<code>$x$</code>"))
+    assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=.http", page)
+    assert notebook.cells[0].source == text
