@@ -133,8 +133,9 @@ except clearhead.ModelError as error:
 # %% [markdown]
 # ## Your own layer, opened
 # A layer shows its weights to clearhead through `attend`. The page below, also saved as `lesson2.html`, has the weights
-# of every word: click one, or walk with the arrow keys. Check a few by hand, as in the last line. Then change `x`, or
-# put your own code into `attend`, and look again.
+# of every word: click one, or walk with the arrow keys. Under the text, *Derivation* writes out the arithmetic of the
+# weight that you select. Check a few by hand, as in the last line. Then change `x`, or put your own code into `attend`,
+# and look again.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):

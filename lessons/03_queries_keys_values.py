@@ -129,9 +129,9 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# `clearhead.SoftmaxMap` makes weights from q and k, and the page shows them all. Check a few by hand, as in the last
-# line. Once your `SelfAttention` passes, look at it: `from exercises import SelfAttention`, `layer = SelfAttention(3,
-# 2)`, and in `attend` take `q = layer.W_query(x)` and so on.
+# `clearhead.SoftmaxMap` makes weights from q and k. Under the text of the page, *Derivation* writes out the arithmetic
+# of the weight that you select: check a few by hand, as in the last line. Once your `SelfAttention` passes, look at it:
+# `from exercises import SelfAttention`, `layer = SelfAttention(3, 2)`, in `attend` `q = layer.W_query(x)` and so on.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):

@@ -127,8 +127,9 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# The map gets the mask as a rule, and the page leaves the future empty. To see your own `CausalAttention`, take q, k
-# and v from its `W_query`, `W_key` and `W_value`.
+# The map gets the mask as a rule, and the page leaves the future empty. Under the text, *Derivation* writes out the
+# arithmetic of the weight that you select: the sum has only the words so far. To see your own `CausalAttention`, take
+# q, k and v from its `W_query`, `W_key` and `W_value`.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):

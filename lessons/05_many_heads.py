@@ -128,7 +128,8 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# Queries and keys of shape (1, H, T, D) make a map of H heads. Click a head in the page, or press [ and ].
+# Queries and keys of shape (1, H, T, D) make a map of H heads. Click a head in the page, or press [ and ]. Under the
+# text, *Derivation* writes out the arithmetic of the weight that you select, with the q and k of that head.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):

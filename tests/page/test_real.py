@@ -11,6 +11,8 @@ import pytest
 import clearhead
 from clearhead import View
 
+from .derived import check
+
 TEXT = (
     "The keeper of the lighthouse wrote one line in her log every evening. The storm had not come, she wrote, and the"
     " lamp was lit. When the storm came at last, the keeper of the lighthouse wrote nothing. Mara Quill climbed the"
@@ -63,6 +65,32 @@ def test_numbers_of_a_selected_head_and_query_equal_pythons(
         for key, weight in shown.items():
             assert weight == pytest.approx(float(row[key]), abs=within)
         assert max(shown, key=lambda key: shown[key]) == int(row.argmax())
+    assert heard == []
+    page.close()
+
+
+@pytest.mark.browser
+def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_call(
+    view: View, browser: Any, tmp_path: Path
+) -> None:
+    page, heard = _opened(browser, view.save(tmp_path / "page.html"))
+    (layer, head), attn = view.page().exact[0], view.maps[view.page().exact[0][0]][0]
+    page.click(f"[data-head='{layer}.{head}']")
+    page.locator("#head-title", has_text=f"Layer {layer} · head {head}").wait_for()
+    q, k = attn.q[head], attn.k[head // (attn.q.shape[0] // attn.k.shape[0])]
+    for query in (67, 40, 6):
+        page.click(f"#t{query}")
+        for key in {0, query // 2, query}:
+            page.click(f"#t{key}", modifiers=["Shift"])
+            assert float(page.inner_text("#pair > b").strip("%<")) == pytest.approx(
+                100 * float(view.maps[layer][0, head, query, key]), abs=0.11
+            )
+            check(page, q[query].numpy(), k[: query + 1].numpy(), float(attn.scale), query, key)
+    left_out = next(h for h in view.heads() if (h.layer, h.head) not in view.page().exact)
+    page.click(f"[data-head='{left_out.layer}.{left_out.head}']")
+    page.locator("#steps", has_text="needs q and k of this head").wait_for()
+    budget = int(re.search(r"budget=([\d_]+)", page.inner_text("#steps"))[1])
+    assert len(view.page(budget=budget).exact) == 270
     assert heard == []
     page.close()
 

@@ -25,6 +25,8 @@ MODULES = (
     "words.js",
     "text.js",
     "columns.js",
+    "maths.js",
+    "derivation.js",
     "tables.js",
     "matrix.js",
     "help.js",

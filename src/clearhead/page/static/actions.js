@@ -113,6 +113,12 @@ export function setMode(mode) {
   emit("layout");
 }
 
+export function setTab(tab) {
+  if (tab === view.tab) return;
+  view.tab = tab;
+  emit("layout");
+}
+
 export function setLook(changes) {
   Object.assign(view, changes, { hover: null });
   if ("fade" in changes && view.direction === "from") view.other = strongest(view.token);

@@ -2,7 +2,7 @@
 import { $ } from "./util.js";
 import { setTheme, theme } from "./colour.js";
 import { emit, on, view } from "./state.js";
-import { clearFilter, nextHead, selectToken, setDirection, setLook, setMode } from "./actions.js";
+import { clearFilter, nextHead, selectToken, setDirection, setLook, setMode, setTab } from "./actions.js";
 import { focusAtlas } from "./atlas.js";
 import { focusTable } from "./tables.js";
 import { openHelp } from "./help.js";
@@ -29,8 +29,8 @@ const SHORTCUTS = {
   "?": openHelp,
   1: focusAtlas,
   2: () => $(view.mode === "text" ? "#text" : "#columns").focus(),
-  3: () => $("#canvas").focus(),
-  4: focusTable,
+  3: () => (setTab("matrix"), $("#canvas").focus()),
+  4: () => (setTab("derivation"), focusTable()),
   f: () => setDirection("from"),
   t: () => setDirection("to"),
   m: () => setMode(view.mode === "text" ? "columns" : "text"),
@@ -76,10 +76,10 @@ function choice(id, change) {
 }
 
 function showChoices() {
-  for (const name of ["direction", "mode", "scale"]) {
-    for (const button of $("#" + name).children) {
+  for (const name of ["direction", "mode", "scale", "tab"]) {
+    for (const button of $(name === "tab" ? "#tabs" : "#" + name).children) {
       const chosen = button.dataset.v === view[name];
-      button.setAttribute("aria-checked", chosen);
+      button.setAttribute(name === "tab" ? "aria-selected" : "aria-checked", chosen);
       button.tabIndex = chosen ? 0 : -1;
     }
   }
@@ -99,6 +99,7 @@ export function startKeys() {
   choice("#direction", setDirection);
   choice("#mode", setMode);
   choice("#scale", (scale) => setLook({ scale }));
+  choice("#tabs", setTab);
   $("#lines").addEventListener("change", (event) => setLook({ lines: event.target.checked }));
   $("#fade").addEventListener("change", (event) => setLook({ fade: event.target.checked }));
   $("#before").addEventListener("click", () => nextHead(-1));

@@ -14,6 +14,7 @@ export function layOut() {
   body.toggle("short", height < 700); // the legend has no room for words
   body.toggle("medium", !small && width < 1280);
   body.toggle("columns", view.mode === "columns");
+  document.body.dataset.tab = view.tab;
   if (small) body.remove("wide-matrix");
   const head = small ? 36 : 44;
   const atlas = atlasWidth(width, height, head, small);
@@ -25,10 +26,7 @@ export function layOut() {
     view.mode === "columns"
       ? rest * 0.5
       : clamp(height - head - lower - 56, 290, rest * (rest < 860 ? 0.4 : 0.46));
-  root.setProperty(
-    "--side",
-    Math.round(small ? clamp((height - head) * 0.5 - 8, 200, rest * 0.5) : side) + "px",
-  );
+  root.setProperty("--side", Math.round(side) + "px");
 }
 
 function atlasWidth(width, height, head, small) {

@@ -11,6 +11,7 @@ import { startAtlas } from "./atlas.js";
 import { startChips } from "./chips.js";
 import { startText } from "./text.js";
 import { startColumns } from "./columns.js";
+import { startDerivation } from "./derivation.js";
 import { startTables } from "./tables.js";
 import { startMatrix } from "./matrix.js";
 import { startKeys, switchTheme } from "./keys.js";
@@ -43,6 +44,7 @@ function startPanes() {
   startText();
   startChips();
   startColumns();
+  startDerivation(); // before the tables, which take the room that it leaves
   startTables();
   startMatrix();
   startKeys();

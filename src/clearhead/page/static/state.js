@@ -12,6 +12,7 @@ export const view = {
   hover: null, // the token under the pointer, and its strongest partner
   hoverOther: null,
   mode: "text",
+  tab: "derivation", // of the lower pane on a small page: "derivation" or "matrix"
   scale: "root",
   lines: false,
   fade: false,

@@ -47,7 +47,8 @@ function heading(word) {
 // shares do not add up to one.
 function fill(table, word, weights, chosen, among, most, total) {
   const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]);
-  const lines = order.slice(0, room()),
+  const space = room();
+  const lines = order.slice(0, among === space + 1 ? among : space), // one more takes the line of the others
     at = order.indexOf(chosen);
   if (at >= lines.length) lines[lines.length - 1] = chosen; // the chosen one stays in sight, with its rank
   const others = among - lines.length;
@@ -76,7 +77,7 @@ const PLURAL = { key: "keys", query: "queries" };
 const othersOf = (count, word) => `${grouped(count)} other ${count === 1 ? word : PLURAL[word]}`;
 
 function drawTables() {
-  if (getComputedStyle($("#tables")).display === "none") return;
+  if (!$("#tables").clientWidth) return;
   const { weights } = view,
     query = queryOf(),
     key = keyOf(),

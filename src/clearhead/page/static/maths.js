@@ -1,0 +1,38 @@
+// Formulas as MathML, and numbers rounded for them. MathML is text here: letters and numbers, never a token.
+
+export const mi = (letter) => `<mi>${letter}</mi>`;
+export const mn = (number, kind = "") => `<mn class="${kind}">${number}</mn>`;
+export const mo = (sign) => `<mo>${sign}</mo>`;
+export const vector = (letter, i, kind) =>
+  `<msub class="${kind}"><mi mathvariant="normal">${letter}</mi>${mn(i)}</msub>`;
+export const over = (above, below) => `<mfrac><mrow>${above}</mrow><mrow>${below}</mrow></mfrac>`;
+export const root = (x) => `<msqrt>${x}</msqrt>`;
+export const power = (exponent) => `<msup>${mi("e")}<mrow>${exponent}</mrow></msup>`;
+// A part of a line: the line may break after it.
+export const piece = (...parts) => `<math displaystyle="true"><mrow>${parts.join("")}</mrow></math> `;
+
+const minus = (text) => text.replace("-", /[1-9]/.test(text) ? "−" : "");
+export const decimal = (x, places) => minus(x.toFixed(places));
+export const bracketed = (text, kind) =>
+  text[0] === "−" ? mo("(") + mn(text, kind) + mo(")") : mn(text, kind);
+export const factor = (x, places, kind) => bracketed(decimal(x, places).replace(/\.?0+$/, ""), kind);
+export const summed = (texts) =>
+  texts.map((t, i) => (i ? mo(t[0] === "−" ? "−" : "+") + mn(t.replace("−", "")) : mn(t))).join("");
+
+// x ≥ 0 to three digits.
+export function digits(x, kind) {
+  const [mantissa, exponent] = x.toExponential(2).split("e");
+  if (exponent > -5 && exponent < 5) return mn(x.toFixed(Math.max(0, 2 - exponent)), kind);
+  const tens = `<msup>${mn(10)}${mn(minus(String(Number(exponent))))}</msup>`;
+  return `<mrow class="${kind}">${mn(mantissa)}${mo("×")}${tens}</mrow>`;
+}
+
+// Numbers rounded so that they add up to their rounded sum: those that would lose most are rounded up.
+export function addingUp(numbers, sum, places) {
+  const units = numbers.map((x) => x * 10 ** places),
+    down = units.map(Math.floor);
+  const missing = Math.round(sum.toFixed(places) * 10 ** places) - down.reduce((a, b) => a + b, 0);
+  const losing = [...units.keys()].sort((a, b) => units[b] - down[b] - (units[a] - down[a]));
+  for (const i of losing.slice(0, Math.max(0, missing))) down[i]++;
+  return down.map((x) => decimal(x / 10 ** places, places));
+}
