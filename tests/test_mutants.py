@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead import masks, scores
 from clearhead.kernels import additive, linear
-from clearhead.maps import AdditiveMap, LinearMap, SoftmaxMap, base, reductions, softmax
+from clearhead.maps import AdditiveMap, LinearMap, SoftmaxMap, base, query_key, reductions, softmax
 from clearhead.masks import sparse
 from clearhead.testing import CHECKS, SUBJECTS, Case, build_case, failures
 
@@ -191,8 +191,8 @@ def compare_with_the_future(self: Any, block: Tensor, rows: slice, cols: slice, 
     return block
 
 
-@mutant("leading_indices", AdditiveMap, "_groups", map="AdditiveMap")
-def keep_the_first_key_head(self: Any, heads: Any) -> int:
+@mutant("leading_indices", query_key, "_groups_of", map="AdditiveMap")
+def keep_the_first_key_head(heads: Any, per_group: int) -> int:
     return 0
 
 
@@ -259,7 +259,7 @@ def read_everything(self: Any, t: Any, s: Any) -> Any:
     return self.to_dense()
 
 
-@mutant("leading_indices", softmax, "groups_of")
+@mutant("leading_indices", query_key, "_groups_of")
 def read_the_first_group(heads: Any, per_group: int) -> Any:
     return 0 if isinstance(heads, int) else torch.zeros_like(heads)
 

@@ -112,6 +112,18 @@ def test_whole_rows_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scored == 1
 
 
+def test_a_selection_stays_an_additive_map_and_shares_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, score, same = random(2, 2, 5, 3), random(2, 1, 7, 3), random(3), torch.eye(3, dtype=torch.float64)
+    attn = AdditiveMap(q, k, score, mask=masks.causal())
+    whole, rows = attn.to_dense(), attn[1, :, [4, 0]]
+    assert isinstance(rows, AdditiveMap)
+    monkeypatch.setattr(AdditiveMap, "_logsumexp", None)  # nothing is left to compute
+    scores = reference.additive_scores(q, k, same, same, score).masked_fill(~reference.causal(5, 7), -math.inf)
+    torch.testing.assert_close(attn.lse, torch.logsumexp(scores, -1), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(attn[1, :, 2:4].tile(slice(0, 2), slice(0, 3)), whole[1, :, 2:4, :3])
+    torch.testing.assert_close(rows.to_dense(), whole[1][:, [4, 0]], rtol=1e-14, atol=1e-15)
+
+
 def test_heads_in_groups() -> None:
     q, k, v, score = random(2, 4, 3, 5), random(2, 2, 6, 5), random(2, 2, 6, 3), random(5)
     out, attn = additive_attention(q, k, v, score)

@@ -290,8 +290,9 @@ def test_an_overwritten_key_is_noticed() -> None:
     k = random(7, 3)
     attn = LinearMap(random(5, 3), k)
     k.zero_()
-    with pytest.raises(RecordingError, match="was overwritten in place"):
-        attn.entropy()
+    for read in (attn.entropy, lambda: attn @ k):
+        with pytest.raises(RecordingError, match="was overwritten in place"):
+            read()
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,22 @@ A[t, s] = φ(q_t)·φ(k_s) / Σ_s φ(q_t)·φ(k_s),    φ(x) = elu(x) + 1
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import and_
-
 import torch
 from torch import Tensor
 
 from clearhead._checks import describe
 from clearhead.errors import ShapeError
 from clearhead.kernels import linear
-from clearhead.kernels.grouped import grouped_matmul, take
-from clearhead.maps.paired import Paired
-from clearhead.masks import MaskRule, causal
+from clearhead.kernels.grouped import grouped_matmul
+from clearhead.maps.base import AttentionMap, Selection
+from clearhead.maps.query_key import QueryKeyMap
+from clearhead.masks import all_of, causal
 from clearhead.masks import padding as real_keys
 
 __all__ = ["LinearMap"]
 
 
-class LinearMap(Paired):
+class LinearMap(QueryKeyMap):
     """The weights of linear attention as a lazy operator; `attn @ x` takes O(T + S) time, and no T×S tensor.
 
     Args:
@@ -39,6 +37,8 @@ class LinearMap(Paired):
             [0.2500, 0.7500]])
     """
 
+    _held = QueryKeyMap._held | {"padding": "B", "_past": "BG", "_norm": "BHT"}
+
     def __init__(
         self,
         q: Tensor,  # (B, H, T, D)
@@ -48,10 +48,9 @@ class LinearMap(Paired):
         padding: Tensor | None = None,  # (B, S) or (S,)
         past: Tensor | None = None,  # (B, G, D)
     ) -> None:
-        padding = padding[None] if isinstance(padding, Tensor) and padding.ndim == 1 else padding
-        rules: list[MaskRule] = [causal()] if is_causal else []
-        rules += [] if padding is None else [real_keys(keys=padding)]
-        super().__init__(q, k, reduce(and_, rules) if rules else None, *(() if past is None else (past,)))
+        real = None if padding is None else real_keys(keys=padding)
+        rule = all_of(causal() if is_causal else None, real)
+        super().__init__(q, k, rule, *(() if past is None else (past,)))
         if is_causal and q.shape[-2] != k.shape[-2]:
             raise ShapeError(
                 f"LinearMap(q={describe(q)}, k={describe(k)}, is_causal=True): expected as many queries as keys. Keys"
@@ -62,24 +61,19 @@ class LinearMap(Paired):
             raise ShapeError(
                 f"LinearMap(past={describe(past)}): expected ({B}, {G}, {D}), a sum for each feature of k."
             )
-        self.padding, self._is_causal, self._past = padding, is_causal, past
+        self.padding, self._is_causal, self._past = None if real is None else real.keys, is_causal, past
         self._norm: Tensor | None = None
 
     def _weights(self, rows: slice, cols: slice) -> Tensor:
         q, k = linear.features(self._q[:, :, rows]), linear.features(self._k[:, :, cols])
         return linear.divide(self._hide(grouped_matmul(q, k.mT), rows, cols, 0.0), self._norm_of(rows))
 
-    def _keep_batches(self, at: int | Tensor) -> None:
-        super()._keep_batches(at)
-        self.padding, self._past, self._norm = (
-            None if kept is None else take(kept, 0, at) for kept in (self.padding, self._past, self._norm)
-        )
-
-    def _keep_heads(self, at: int | Tensor) -> None:
-        groups = self._groups(at)
-        super()._keep_heads(at)
-        self._past = None if self._past is None else take(self._past, 1, groups)
-        self._norm = None if self._norm is None else take(self._norm, 1, at)
+    def _select(self, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> AttentionMap:
+        chosen = super()._select(lead, None)
+        if rows is None:
+            return chosen
+        everything = tuple(torch.arange(n, device=self.device) for n in chosen.shape[:-2])
+        return Selection(chosen, everything, rows)  # a causal product goes through all queries, in order
 
     def _norm_of(self, rows: slice) -> Tensor:
         """The denominators of some rows, (B, H, t, 1); of all of them once, where no gradient is asked of it."""
@@ -92,6 +86,7 @@ class LinearMap(Paired):
 
     def _sums(self, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Numerators and denominators of all queries for keys and values of the same heads."""
+        self._check_unchanged()
         before = None
         if self._past is not None:
             before = self._past.repeat_interleave(k.shape[1] // self._past.shape[1], 1)[..., None].to(self.dtype)
@@ -104,14 +99,12 @@ class LinearMap(Paired):
         if transposed:
             return super()._finite_product(x, transposed=True)
         k, x = self._side_by_side(linear.features(self._k, self.padding), x)
-        return linear.divide(*self._sums(k, x)).reshape(*self.shape[:-1], x.shape[-1])
+        return self._shown(linear.divide(*self._sums(k, x)))
 
     def _side_by_side(self, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values with the same batch entries and heads: x's heads may be 1, G, H, or others that divide H."""
-        lead = [1, 1]
-        for axis, n in zip(reversed(self._axes), reversed(x.shape[:-2]), strict=False):
-            lead[axis] = n
-        x = x.reshape(*lead, *x.shape[-2:])
+        lead = dict(zip(reversed(self._axes), reversed(x.shape[:-2]), strict=False))
+        x = x.reshape(lead.get("B", 1), lead.get("H", 1), *x.shape[-2:])
         (B, H), G = self._q.shape[:2], k.shape[1]
         if x.shape[1] not in (1, G):
             k, x = (t.repeat_interleave(H // t.shape[1], 1) for t in (k, x))

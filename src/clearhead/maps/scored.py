@@ -1,0 +1,101 @@
+"""A softmax of scores, whatever the scores are: one log-sum-exp a row is all that has to be kept of it.
+
+A[t, s] = exp(score(t, s) - lse[t]),    lse[t] = ln Σ_s exp(score(t, s))
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from clearhead.kernels import tiles
+from clearhead.maps.query_key import QueryKeyMap
+from clearhead.masks import Coverage, MaskRule
+
+
+class Scored(QueryKeyMap):
+    """A softmax over the keys. Subclasses say `_scores`; the first pass over a row computes its lse, which is kept."""
+
+    _held = QueryKeyMap._held | {"_lse": "BHT"}
+
+    def __init__(self, q: Tensor, k: Tensor, mask: MaskRule | Tensor | None, *others: Tensor) -> None:
+        super().__init__(q, k, mask, *others)
+        # Views of it are shared with selections of the map, so that what one has computed no other computes again.
+        self._lse = q.new_full(self._q.shape[:3], torch.nan, dtype=self.dtype)
+
+    @abstractmethod
+    def _scores(self, rows: slice, cols: slice | Tensor) -> Tensor:
+        """Scores of a block, (B, H, t, s), masked pairs -inf. The keys are a range, or any."""
+
+    @property
+    def lse(self) -> Tensor:
+        """ln Σ_s exp(score), natural log, (…, T); -inf for a query that may attend to nothing. Computed once."""
+        lse = self._lse_of(slice(0, self.shape[-2]))
+        return self._shown(lse).clone()  # the caller's own: the kept one is shared
+
+    def columns(self, keys: Tensor) -> Tensor:
+        rows = slice(0, self.shape[-2])
+        return self._shown(weights_of(self._scores(rows, keys), self._lse_of(rows)))
+
+    def _weights(self, rows: slice, cols: slice) -> Tensor:
+        scores = self._scores(rows, cols)
+        if scores.numel() and self._is_whole(rows, cols):
+            return self._softmax(rows, scores)
+        return weights_of(scores, self._lse_of(rows))
+
+    def _is_whole(self, rows: slice, cols: slice) -> bool:
+        """Whether these columns hold every key that these rows may see."""
+        outside = (slice(0, cols.start), slice(cols.stop, self.shape[-1]))
+        return all(self.block(rows, part) is Coverage.EMPTY for part in outside)
+
+    def _softmax(self, rows: slice, scores: Tensor) -> Tensor:
+        """The weights of whole rows, and their lse on the way: the largest weight is exp(largest score - lse)."""
+        top = scores.amax(-1)
+        nothing = (top == -math.inf)[..., None]
+        some_nothing = torch.compiler.is_compiling() or bool(nothing.any())
+        weights = torch.softmax(scores.masked_fill(nothing, 0) if some_nothing else scores, -1)
+        if some_nothing:
+            weights = weights.masked_fill(nothing, 0)
+        if self._keeps_lse():
+            self._kept_lse()[:, :, rows] = top - weights.amax(-1).log().masked_fill(nothing[..., 0], 0)
+        return weights
+
+    def _lse_of(self, rows: slice) -> Tensor:
+        """lse of some rows, (B, H, t): kept ones as they are, else from one pass over their keys."""
+        if not self._keeps_lse():
+            return self._logsumexp(rows)
+        kept = self._kept_lse()[:, :, rows]
+        if bool(kept.isnan().any()):
+            kept.copy_(self._logsumexp(rows))
+        return kept
+
+    def _keeps_lse(self) -> bool:
+        """Not where its gradient is asked for, nor while torch traces, when there are no numbers to look at."""
+        return not (self._needs_graph() or torch.compiler.is_compiling())
+
+    def _kept_lse(self) -> Tensor:
+        """Every row's lse, (B, H, T), NaN where it is not known yet."""
+        if self._lse.is_inference() and not torch.is_inference_mode_enabled():
+            self._lse = self._lse.clone()  # begun in inference mode, and not to be written to outside of it
+        return self._lse
+
+    def _logsumexp(self, rows: slice) -> Tensor:
+        parts = [
+            self._merge([torch.logsumexp(self._scores(part, cols), -1) for cols in keys], part)
+            for part, keys in tiles.row_blocks(self, rows)
+        ]
+        return torch.cat(parts, -1) if parts else self._merge([], rows)
+
+    def _merge(self, parts: list[Tensor], rows: slice) -> Tensor:
+        """The log-sum-exp of log-sum-exps, (B, H, t); -inf where there is nothing to add up."""
+        if not parts:
+            return self.like.new_full((*self._q.shape[:2], rows.stop - rows.start), -math.inf)
+        return parts[0] if len(parts) == 1 else torch.logsumexp(torch.stack(parts), 0)
+
+
+def weights_of(scores: Tensor, lse: Tensor) -> Tensor:
+    """exp(score - lse), 0 in a row that may attend to nothing."""
+    return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
