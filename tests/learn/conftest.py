@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from clearhead.learn import checking, exercises, lessons
+from clearhead.learn import Outcome, checking, exercises, lessons
+from clearhead.learn.child import _judge
+from clearhead.learn.exercise import Exercise
 
 LESSON = """# ---
 # jupyter:
@@ -62,6 +66,35 @@ EXERCISES = (
 )
 '''
 
+# An exercise that needs nothing of PyTorch, and what stands for it: importing the real one is most of a check's time.
+LIGHT = {
+    "light_exercises.py": """
+import torch
+from clearhead.learn.exercise import Exercise, Wrong
+
+
+def double(x):
+    return x + x
+
+
+def check_double(answer, generator):
+    if answer(3) != 6:
+        raise Wrong("Twice means added to itself.")
+
+
+EXERCISES = (Exercise(double, check_double, hints=()),)
+""",
+    "torch.py": """
+def manual_seed(seed):
+    pass
+
+
+class Generator:
+    def manual_seed(self, seed):
+        return self
+""",
+}
+
 RIGHT = """
 import torch
 
@@ -111,3 +144,25 @@ def answer(here: Path) -> Callable[[str], Path]:
         return file.resolve()
 
     return write
+
+
+@pytest.fixture
+def light(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes of checks find light_exercises, and no PyTorch."""
+    (tmp_path / "light").mkdir()
+    for name, text in LIGHT.items():
+        (tmp_path / "light" / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "light"))
+
+
+@pytest.fixture
+def judge_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Judge an exercise in this process, which has imported PyTorch already: for answers that do not end Python."""
+
+    def judged(exercise: Exercise, file: Path, seed: int = 3) -> Outcome:
+        monkeypatch.setitem(sys.modules, "exercises", None)
+        with redirect_stdout(io.StringIO()) as printed:
+            found = _judge(exercise, file, tmp_path / "state", seed)
+        return Outcome(exercise.name, printed=printed.getvalue().rstrip(), **found)
+
+    return judged

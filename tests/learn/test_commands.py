@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +23,30 @@ from typer.testing import CliRunner
 
 import clearhead.cli as cli
 from clearhead.learn import Outcome, check, folder, lessons, running
-from clearhead.learn.child import _judge
 
 HALF = (
     "def double(x):\n    return 2 * x\n\nclass Doubler:\n    def forward(self, x):\n        raise NotImplementedError\n"
 )
 UNREAD = "def double(x)\n    return x\n"
 FOLDER = lessons._folder
+LIGHT_COMMAND = """
+from clearhead.learn import checking, lessons
+lessons.NAMES[2] = ("double",)
+checking.module_of = lambda lesson: "light_exercises"
+from clearhead.__main__ import main
+main()
+"""
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Run the learner's code here, since importing torch takes long and none of these answers ends Python."""
+def in_this_process(monkeypatch: pytest.MonkeyPatch, judge_here: Callable[..., Outcome]) -> None:
+    """Run the learner's code here."""
 
     def run(module: str, names: Sequence[str], file: Path, seed: int) -> Iterator[Outcome]:
-        monkeypatch.setitem(sys.modules, "exercises", None)
         for exercise in importlib.import_module(module).EXERCISES:
-            printed = io.StringIO()
-            with redirect_stdout(printed):
-                found = _judge(exercise, file, tmp_path / "state", seed)
-            yield Outcome(exercise.name, printed=printed.getvalue().rstrip(), **found)
-            if not found["loaded"]:
+            outcome = judge_here(exercise, file, seed)
+            yield outcome
+            if not outcome.loaded:
                 return
 
     monkeypatch.setattr(running, "run", run)
@@ -313,9 +314,9 @@ def test_without_jupytext_it_says_what_to_install(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_check_and_the_code(answer: Any, sent: signal.Signals, code: int) -> None:
+def test_a_signal_ends_the_check_and_the_code(light: None, answer: Any, sent: signal.Signals, code: int) -> None:
     file = answer("import os, pathlib\npathlib.Path('pid').write_text(str(os.getpid()))\nwhile True: pass\n")
-    command = [sys.executable, "-m", "clearhead", "check", "2", "--folder", str(file.parent)]
+    command = [sys.executable, "-c", LIGHT_COMMAND, "check", "2", "--folder", str(file.parent)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not (file.with_name("pid").exists() and file.with_name("pid").read_text()):
