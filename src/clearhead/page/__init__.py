@@ -9,7 +9,7 @@ A page is made in three steps, and its size is known after the second:
 The page itself is plain ES modules in `static/`; they work served as they are, or joined into the one file.
 """
 
-from clearhead.page.html import render, write_whole
+from clearhead.page.html import render
 from clearhead.page.payload import BudgetError, LayerData, Payload, build, thumbnails
 from clearhead.page.strong import Strong, StrongWeights
 
@@ -22,5 +22,4 @@ __all__ = [
     "build",
     "render",
     "thumbnails",
-    "write_whole",
 ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from clearhead._files import write_whole
 from clearhead.page.payload import Payload
 from clearhead.page.shell import DATA, shell
 
-__all__ = ["render", "write_whole"]
+__all__ = ["render"]
 
 
 def render(payload: Payload) -> str:
