@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
-from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +14,7 @@ from clearhead.functional import split_mask, warn_of_an_inverted_mask
 from clearhead.kernels.output import output
 from clearhead.maps import SoftmaxMap
 from clearhead.masks import MaskRule
+from clearhead.masks.rule import all_of
 from clearhead.nn import conversion
 from clearhead.nn._shared import IgnoresMask, ScoreBias, check_dropout, check_heads, check_input, check_sizes
 from clearhead.nn.cache import KeptBias, KeptKeys, KVCache
@@ -214,29 +212,28 @@ class Attention(IgnoresMask):
         self._check_call(x, context, cache)
         past = 0 if cache is None else cache.tokens
         B, T, S = x.shape[0] if x.ndim == 3 else 1, x.shape[-2], (x if context is None else context).shape[-2]
-        rules, biases = self._rules(mask, self._real(padding, context_padding, (B, past + T), past), T, past + S)
-        if cache is not None:  # checked first, appended to last: a call that raises leaves the cache as it was
-            cache.claim(self)
-            rules, biases = _of_kept(rules, biases, cache, T)
-            S = cache.rows_after(T)
-        for rule in rules:
+        rule, bias = self._rules(mask, self._real(padding, context_padding, B, T, past), T, past + S)
+        if cache is not None:
+            rule, bias, S = _of_kept(rule, bias, cache, T)
+        if rule is not None:
             rule.check(B, self.num_heads, T, S)
-        for bias in biases:
+        if bias is not None:
             bias.check(B, self.num_heads, T, S)
         q, k, v = self._project(x, x if context is None else context, past)
-        if cache is not None:
+        if cache is not None:  # last: a call that raises leaves the cache as it was
+            cache.claim(self)
             k, v = cache.append(k, v)
-        return _Call(q, k, v, _joined(rules, operator.and_), _joined(biases, operator.add))
+        return _Call(q, k, v, rule, bias)
 
     def _rules(
         self, mask: MaskRule | Tensor | None, real: MaskRule | None, T: int, S: int
-    ) -> tuple[list[MaskRule], list[Bias]]:
+    ) -> tuple[MaskRule | None, Bias | None]:
         """What hides and what moves scores, about the whole text: the layer's own, the call's, and the padding."""
         extra, added = split_mask(mask, 4)
         if isinstance(mask, Tensor) and extra is not None and self.d_context is None:
             warn_of_an_inverted_mask(mask, T, S, stacklevel=5)
-        rules = [rule for rule in (self.rule, extra, real) if rule is not None]
-        return rules, [as_bias(bias) for bias in (self.bias, added) if bias is not None]
+        own, given = self.bias, None if added is None else as_bias(added)
+        return all_of(self.rule, extra, real), own + given if own is not None and given is not None else own or given
 
     def _project(self, x: Tensor, context: Tensor, past: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x, keys and values of the context, a head at a time, normalised and turned."""
@@ -271,21 +268,19 @@ class Attention(IgnoresMask):
         return masks.causal() if self.is_causal else None
 
     def _real(
-        self, padding: Tensor | None, context_padding: Tensor | None, size: tuple[int, int], past: int
+        self, padding: Tensor | None, context_padding: Tensor | None, B: int, T: int, past: int
     ) -> MaskRule | None:
         """Both paddings as one rule."""
         if context_padding is not None and self.d_context is None:
             raise ShapeError("Attention(context_padding=…): this layer has no context; `padding` is that of x.")
-        keys = None if context_padding is None else _batched("context_padding", context_padding)
         if padding is None:
-            return None if keys is None else masks.padding(keys=keys)
-        real = _batched("padding", padding)
-        if real.shape != size:
+            return None if context_padding is None else masks.padding(keys=context_padding)
+        if not isinstance(padding, Tensor) or padding.shape not in ((B, past + T), (past + T,)):
             raise ShapeError(
-                f"Attention(padding={describe(padding)}): expected {size}, one flag per token of x (and of those in the"
-                " cache), True where it is real."
+                f"Attention(padding={describe(padding)}): expected a tensor ({B}, {past + T}), one flag per token of x"
+                " (and of those in the cache), True where it is real."
             )
-        return masks.padding(keys=real if self.d_context is None else keys, queries=real[:, past:])
+        return masks.padding(keys=padding if self.d_context is None else context_padding, queries=padding[..., past:])
 
     # --- bad input ------------------------------------------------------------------------------------------------
 
@@ -370,22 +365,12 @@ class Attention(IgnoresMask):
         return ", ".join(f"{name}={value!r}" for name in (*names, *more) if (value := getattr(self, name)) is not None)
 
 
-def _batched(name: str, padding: Tensor) -> Tensor:
-    """The padding of one text is that of a batch of one."""
-    if not isinstance(padding, Tensor) or padding.ndim not in (1, 2):
-        raise DTypeError(f"Attention({name}={describe(padding)}): expected a bool or 0/1 tensor (B, tokens).")
-    return padding[None] if padding.ndim == 1 else padding
-
-
-def _of_kept(rules: list[MaskRule], biases: list[Bias], cache: KVCache, T: int) -> tuple[list[MaskRule], list[Bias]]:
-    """The same rules about the keys that a cache hands out: where it rolls, some are gone."""
-    gone = cache.tokens + T - cache.rows_after(T)
-    if not gone:
-        return rules, biases
-    return [KeptKeys(rule, cache.sink_tokens, gone) for rule in rules], [
-        KeptBias(b, cache.sink_tokens, gone) for b in biases
-    ]
-
-
-def _joined(parts: list[Any], by: Callable[[Any, Any], Any]) -> Any:
-    return reduce(by, parts) if parts else None
+def _of_kept(
+    rule: MaskRule | None, bias: Bias | None, cache: KVCache, T: int
+) -> tuple[MaskRule | None, Bias | None, int]:
+    """The same about the keys that a cache will hand out, and how many they are: where it rolls, some are gone."""
+    S = cache.rows_after(T)
+    where = {"sink_tokens": cache.sink_tokens, "gone": cache.tokens + T - S}
+    if not where["gone"]:
+        return rule, bias, S
+    return None if rule is None else KeptKeys(rule, **where), None if bias is None else KeptBias(bias, **where), S
