@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from clearhead import ModelError, ShapeError, masks, reference
-from clearhead.cost import ITEMSIZE, Cost, from_config
+from clearhead import DTypeError, ShapeError, masks, reference
+from clearhead.cost import ITEMSIZE, LARGEST, Cost
 
 DATA = Path(__file__).parent / "data"
 SEEDS = json.loads((DATA / "seeds.json").read_text())
@@ -140,38 +141,6 @@ def test_what_does_not_generate_keeps_nothing() -> None:
     assert {price.cache for price in (cost.dense, cost.tiled, cost.windowed, cost.linear)} == {0}
 
 
-# --- of a model ------------------------------------------------------------------------------------------------
-
-
-def test_sizes_come_from_the_config_and_what_is_given_goes_first() -> None:
-    config = SimpleNamespace(
-        hidden_size=96, num_attention_heads=8, num_hidden_layers=3, num_key_value_heads=2, head_dim=None,
-        max_position_embeddings=2048, sliding_window=128, architectures=["XForCausalLM"],
-    )  # fmt: skip
-    assert from_config(config) == Cost(2048, 8, 2, 3, 12, window=128, width=96)
-    assert from_config(config, tokens=7, kv_heads=8, window=None) == Cost(7, 8, 8, 3, 12, window=128, width=96)
-    config.architectures = ["BertModel"]
-    assert not from_config(config).causal
-    assert from_config(SimpleNamespace(get_text_config=lambda: config)) == from_config(config)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({}, "does not say how many heads and layers and tokens"),
-        (
-            {"num_attention_heads": 4, "max_position_embeddings": 9},
-            r"\(SimpleNamespace\) does not say how many layers it",
-        ),
-        ({"is_encoder_decoder": True}, "an encoder and a decoder, which are not counted here: give numbers"),
-        ({"kv_lora_rank": 512}, "compressed keys"),
-    ],
-)
-def test_a_config_that_tells_too_little(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        from_config(SimpleNamespace(**config))
-
-
 # --- bad numbers -----------------------------------------------------------------------------------------------
 
 
@@ -182,11 +151,47 @@ def test_sizes_are_positive_integers(name: str, value: object) -> None:
         Cost(**{"tokens": 8, name: value})  # type: ignore[arg-type]
 
 
-def test_heads_and_dtypes_that_do_not_fit() -> None:
+def test_heads_that_do_not_fit() -> None:
     with pytest.raises(ShapeError, match=r"Cost\(heads=6, kv_heads=4\): the number of heads must be a multiple"):
         Cost(tokens=8, heads=6, kv_heads=4)
-    with pytest.raises(ShapeError, match=r"dtype='int4'.: expected one of float64, float32, float16, bfloat16"):
-        Cost(tokens=8, dtype="int4")
+
+
+@pytest.mark.parametrize("dtype", ["int4", None, 1, [1], {"a": 1}, torch.float16])
+def test_dtypes_are_names(dtype: object) -> None:
+    with pytest.raises(DTypeError, match=r"dtype=.*: expected one of float64, float32, float16, bfloat16.*a string"):
+        Cost(tokens=8, dtype=dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("causal", ["no", 0, 1, None, [True]])
+def test_causal_is_true_or_false(causal: object) -> None:
+    with pytest.raises(DTypeError, match=r"Cost\(causal=.*\): expected True or False"):
+        Cost(tokens=8, causal=causal)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pairs", [-1, 65, 2.0, True, "3", None])
+def test_pairs_are_those_of_the_text(pairs: Any) -> None:
+    cost = Cost(tokens=8)
+    with pytest.raises(ShapeError, match=r"sparse\(pairs=.*\): expected an integer from 0 to 64"):
+        cost.sparse(pairs)
+    assert cost.sparse(0).flops == 0
+    assert cost.sparse(64).flops == cost.dense.flops
+
+
+@pytest.mark.parametrize("tokens", [-1, 2.0, True, "3", None])
+def test_a_cache_holds_0_tokens_or_more(tokens: Any) -> None:
+    cost = Cost(tokens=8)
+    with pytest.raises(ShapeError, match=r"kv_cache\(tokens=.*\): expected an integer from 0 to"):
+        cost.kv_cache(tokens)
+    assert cost.kv_cache(0) == 0
+
+
+def test_integers_of_numpy_count_as_integers_and_do_not_overflow() -> None:
+    large = {"tokens": 2**20, "heads": 2**7, "kv_heads": 2**3, "layers": 2**7, "head_dim": 2**10, "window": 2**12}
+    cost = Cost(**{name: np.int32(value) for name, value in large.items()})  # type: ignore[arg-type]
+    assert cost == Cost(**large)
+    assert cost.dense.flops == 4 * 2 ** (40 + 7 + 7 + 10)
+    assert cost.sparse(np.int64(5)) == cost.sparse(5)  # type: ignore[arg-type]
+    assert json.loads(json.dumps(cost.as_dict()))["dense"]["flops"] == cost.dense.flops
 
 
 # --- the command -----------------------------------------------------------------------------------------------
@@ -216,6 +221,19 @@ def test_the_command_prints_a_table() -> None:
     assert "of one head of one layer, dense, 34.4 GB" in done.stdout
     assert "dense attention takes longer from 5,120 tokens on" in done.stdout
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_the_largest_numbers_are_readable(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    names = ("tokens", "heads", "layers", "head-dim")
+    done = run(*(f"--{name}={LARGEST}" for name in names), f"--window={LARGEST - 1}")
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.stdout
+    assert max(map(len, re.findall(r"[0-9]+", done.stdout))) <= 3  # by thousands, or as a power of ten
+    if columns != "40":
+        assert " ".join(done.stdout.splitlines()[2].split()) == "dense 4.0e+60 FLOP 2.0e+48 B 4.0e+48 B"
+    assert "takes longer from 2.0e+24 tokens on" in done.stdout
 
 
 def test_json_has_the_same_numbers() -> None:
@@ -250,6 +268,7 @@ def test_of_smollm2(smollm2: Any) -> None:
         (["--tokens", "9" * 400], "expected an integer from 1"),
         (["--tokens", "5", "--heads", "6", "--kv-heads", "4"], "must be a multiple"),
         (["--tokens", "5", "--dtype", "float12"], "expected one of float64"),
+        (["--tokens", "5", "--head-dim", "0"], "Cost(head_dim=0): expected an integer from 1"),
         (["there/is/no/such"], "there is no such file or folder"),
         (["smollm", "--tokens", "5"], "Did you mean smollm2?"),
     ],
@@ -261,6 +280,41 @@ def test_bad_numbers_are_a_message(arguments: list[str], message: str) -> None:
     assert "clearhead: " in done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def folder(path: Path, **config: Any) -> str:
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def refusal(*arguments: str) -> str:
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    return str(done.stderr)
+
+
+def test_of_two_models_in_one_it_says_to_leave_the_model_out(tmp_path: Path) -> None:
+    message = refusal(folder(tmp_path, model_type="t5"), "--tokens", "512", "--heads", "8", "--layers", "6")
+    assert "this model has an encoder and a decoder" in message
+    assert "Leave the model out and give numbers, as in" in message
+    assert "clearhead cost --tokens 512 --heads 8 --layers 6" in message
+    assert run("--tokens", "512", "--heads", "8", "--layers", "6").exit_code == 0
+
+
+def test_of_a_model_without_a_longest_text_it_says_to_give_tokens(tmp_path: Path) -> None:
+    model = folder(tmp_path, model_type="xlnet")
+    assert "max_position_embeddings=-1, which is no size: give tokens (--tokens N)" in refusal(model)
+    assert run(model, "--tokens", "512").exit_code == 0
+
+
+def test_of_heads_that_do_not_fit_the_models_it_says_what_to_give_too(tiny: Path) -> None:
+    message = refusal(str(tiny), "--heads", "5")
+    assert "heads=5 with kv_heads=2" in message
+    assert "kv_heads=2 is the model's. Give kv_heads (--kv-heads N) too" in message
+    assert run(str(tiny), "--heads", "5", "--kv-heads", "5").exit_code == 0
+    assert "heads=4 is the model's. Give heads (--heads N) too" in refusal(str(tiny), "--kv-heads", "3")
+    assert "must be a multiple" in refusal(str(tiny), "--heads", "5", "--kv-heads", "3")
 
 
 def test_numbers_alone_need_no_torch() -> None:

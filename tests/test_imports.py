@@ -16,8 +16,8 @@ ROOT = Path(clearhead.__file__).parent
 # From the ground up; what stands in one line does not know of each other.
 FLOORS = [
     ["errors", "_files", "_format", "_progress", "_version", "_plain", "reference"],
-    ["_checks", "_watch", "cost"],
-    ["masks"],
+    ["_checks", "_config", "_watch"],
+    ["cost", "masks"],
     ["scores"],
     ["kernels"],
     ["maps"],

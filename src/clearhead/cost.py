@@ -10,9 +10,11 @@ True
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
-from clearhead.errors import ModelError, ShapeError
+from clearhead._config import sizes
+from clearhead.errors import DTypeError, ShapeError
 
 __all__ = ["Cost", "Price", "from_config"]
 
@@ -55,7 +57,7 @@ class Cost:
         width: of the model, which the projections read and write; heads · head_dim if None
         causal: whether no token sees a later one: tiles that are all future are skipped
 
-    Raises: ShapeError.
+    Raises: ShapeError, DTypeError.
     Source: 4 n² d: Vaswani et al. 2017, table 1, with both products and both operations counted; Katharopoulos et al.
     2020 for the linear form; Ainslie et al. 2023 for kv_heads.
     """
@@ -74,14 +76,16 @@ class Cost:
         for name in ("tokens", "heads", "layers", "head_dim", "window", "kv_heads", "width"):
             value = getattr(self, name)
             if value is not None or name not in ("kv_heads", "width"):
-                _check_size(name, value)
+                object.__setattr__(self, name, _size("Cost", name, value))
         if self.heads % self.groups:
             raise ShapeError(
                 f"Cost(heads={self.heads}, kv_heads={self.kv_heads}): the number of heads must be a multiple of the"
                 " number of key/value heads, which several query heads share."
             )
-        if self.dtype not in ITEMSIZE:
-            raise ShapeError(f"Cost(dtype={self.dtype!r}): expected one of {', '.join(ITEMSIZE)}.")
+        if not isinstance(self.dtype, str) or self.dtype not in ITEMSIZE:
+            raise DTypeError(f"Cost(dtype={self.dtype!r}): expected one of {', '.join(ITEMSIZE)}, as a string.")
+        if not isinstance(self.causal, bool):
+            raise DTypeError(f"Cost(causal={self.causal!r}): expected True or False.")
 
     # --- the ways of computing it ---------------------------------------------------------------------------------
 
@@ -122,6 +126,7 @@ class Cost:
 
         `kept` is how many tokens the cache must hold, all by default.
         """
+        pairs = _size("sparse", "pairs", pairs, at_least=0, at_most=self.tokens**2)
         lse = self.tokens * self.heads * self.layers * _LSE_ITEMSIZE
         return Price(pairs, self._flops(pairs), lse, self.kv_cache(self.tokens if kept is None else kept))
 
@@ -140,6 +145,7 @@ class Cost:
 
     def kv_cache(self, tokens: int) -> int:
         """Bytes of the keys and values of so many tokens: 2 · L · n · G · d · bytes; 0 if not causal."""
+        tokens = _size("kv_cache", "tokens", tokens, at_least=0)
         return 2 * self.layers * tokens * self.groups * self.head_dim * ITEMSIZE[self.dtype] * self.causal
 
     @property
@@ -158,54 +164,47 @@ class Cost:
         return 4 * pairs * self.head_dim * self.heads * self.layers
 
 
-def _check_size(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-        raise ShapeError(f"Cost({name}={value!r}): expected an integer from 1 to {LARGEST:,}.")
-
-
-def from_config(config: Any, **given: Any) -> Cost:
+def from_config(
+    config: Any,
+    *,
+    tokens: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    layers: int | None = None,
+    head_dim: int | None = None,
+    dtype: str | None = None,
+    window: int | None = None,
+    width: int | None = None,
+    causal: bool | None = None,
+) -> Cost:
     """The cost of a model, by its Hugging Face config; what is given by name overrides what the config says.
 
-    Without `tokens`, as many as the model has positions for. No weights are needed: see `clearhead.zoo.config`.
+    Without `tokens`, as many as the model has positions for. Of a model that mixes attention with other layers
+    (state spaces, convolutions), those that attend are counted. No weights are needed: see `clearhead.zoo.config`.
 
     Raises: ModelError where the config tells too little, or something that these formulas do not count.
 
     >>> from types import SimpleNamespace
     >>> gpt2 = SimpleNamespace(hidden_size=768, num_attention_heads=12, num_hidden_layers=12)
-    >>> from_config(gpt2, tokens=1024).projections == 12 * 8 * 1024 * 768**2
+    >>> from_config(gpt2, tokens=1024, causal=True).projections == 12 * 8 * 1024 * 768**2
     True
     """
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for sign, what in (("is_encoder_decoder", "an encoder and a decoder"), ("kv_lora_rank", "compressed keys")):
-        if getattr(config, sign, None):
-            raise ModelError(
-                f"this model has {what}, which are not counted here: give numbers (tokens, heads, layers)."
-            )
-    found = _sizes(config) | {name: value for name, value in given.items() if value is not None}
-    missing = [name for name in ("heads", "layers", "tokens") if name not in found]
-    if missing:
-        raise ModelError(
-            f"the model's config ({type(config).__name__}) does not say how many {' and '.join(missing)} it has: give"
-            " the number."
-        )
-    return Cost(**found)
+    given = {
+        "tokens": tokens,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "layers": layers,
+        "head_dim": head_dim,
+        "dtype": dtype,
+        "window": window,
+        "width": width,
+        "causal": causal,
+    }
+    return Cost(**sizes(config, {name: value for name, value in given.items() if value is not None}))
 
 
-_NAMES = {
-    "tokens": "max_position_embeddings",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "layers": "num_hidden_layers",
-    "head_dim": "head_dim",
-    "window": "sliding_window",
-    "width": "hidden_size",
-}
-
-
-def _sizes(config: Any) -> dict[str, Any]:
-    """What the config tells, by the names used here. Not the dtype: that is a choice of who loads the model."""
-    found: dict[str, Any] = {ours: value for ours, theirs in _NAMES.items() if (value := getattr(config, theirs, None))}
-    if "head_dim" not in found and "width" in found and "heads" in found:
-        found["head_dim"] = found["width"] // found["heads"]
-    classes = "".join(getattr(config, "architectures", None) or ())
-    return found | {"causal": not classes or "CausalLM" in classes or "LMHead" in classes}
+def _size(call: str, name: str, value: object, *, at_least: int = 1, at_most: int = LARGEST) -> int:
+    """An integer, NumPy's included, as Python's: theirs overflow."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not at_least <= int(value) <= at_most:
+        raise ShapeError(f"{call}({name}={value!r}): expected an integer from {at_least} to {at_most:,}.")
+    return int(value)

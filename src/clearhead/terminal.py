@@ -181,14 +181,15 @@ def show_cost(cost: Cost, name: str | None) -> None:
     out.print("Tiled and sparse keep one number a row, from which any weight is computed again.", soft_wrap=True)
     if cost.causal:
         out.print("Cache: what is kept of earlier tokens to generate the next one.", soft_wrap=True)
+    from_there = f"{cost.crossover:,.0f}" if cost.crossover < 1e15 else f"{cost.crossover:.1e}"
     beside = f"Projections: {size(cost.projections, 'FLOP')}; dense attention takes longer from"
-    out.print(f"{beside} {cost.crossover:,.0f} tokens on.", soft_wrap=True)
+    out.print(f"{beside} {from_there} tokens on.", soft_wrap=True)
 
 
 def _prices(cost: Cost) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("", "Time", "Weights", "Cache"):
-        table.add_column(heading, justify="right" if heading else "left")
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
     rows = {
         "dense": cost.dense,
         "tiled": cost.tiled,
