@@ -70,28 +70,21 @@ EXERCISES = (
 LIGHT = {
     "light_exercises.py": """
 import torch
-from clearhead.learn.exercise import Exercise, Wrong
-
+from clearhead.learn.exercise import Exercise
 
 def double(x):
     return x + x
 
+def check(answer, generator):
+    assert answer(3) == 6
 
-def check_double(answer, generator):
-    if answer(3) != 6:
-        raise Wrong("Twice means added to itself.")
-
-
-EXERCISES = (Exercise(double, check_double, hints=()),)
+EXERCISES = [Exercise(double, check, hints=())]
 """,
     "torch.py": """
-def manual_seed(seed):
-    pass
-
-
 class Generator:
-    def manual_seed(self, seed):
-        return self
+    manual_seed = lambda self, seed: self
+
+manual_seed = lambda seed: None
 """,
 }
 
