@@ -13,7 +13,7 @@ def size(count: float, unit: str = "B") -> str:
     >>> size(37_748_736), size(2_415_919_104), size(900), size(999_999), size(268_435_456, "FLOP"), size(4 * 10**60)
     ('37.7 MB', '2.4 GB', '900 B', '1.0 MB', '268 MFLOP', '4.0e+60 B')
     """
-    if round(count) >= 1000 ** len(_PREFIXES):
+    if round(count) >= 10_000 * 1000 ** (len(_PREFIXES) - 1):  # without a prefix that people know
         return f"{count:.1e} {unit}"
     power = 0
     while power < len(_PREFIXES) - 1 and round(count) >= 1000:  # what would be written as 1000 takes the next unit
