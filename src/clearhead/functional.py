@@ -105,7 +105,7 @@ def flash_attention(
     Raises: ShapeError, DTypeError (a bias that requires a gradient, too).
     Cost: O(T·S·D) time over the mask's non-empty blocks; memory beyond the output: a tile of scores a head, forward
     and backward. It saves memory and not operations: `scaled_dot_product_attention` is faster where it can be used.
-    Gradients: of q, k and v, once (not twice).
+    Gradients: of q, k and v, also under torch.func; no forward mode, no gradients of gradients.
     Source: Dao et al. 2022, algorithms 1 and 4.
 
     >>> import torch

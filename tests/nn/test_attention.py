@@ -534,7 +534,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], object]]] = {
     "scale of text": (DTypeError, "finite", lambda: small(scale="x")),
     "rotary of what": (DTypeError, "scores.Rotary", lambda: small(rotary=True)),
     "padding of lists": (ShapeError, "expected a tensor", lambda: small()(X, padding=[[1] * T] * B)),
-    "padding rule": (ShapeError, "expected a tensor", lambda: small()(X, padding=masks.padding(torch.ones(B, T).bool()))),
+    "padding rule": (ShapeError, "expected a tensor", lambda: small()(X, padding=masks.padding(torch.ones(T).bool()))),
     "numbers as mask": (DTypeError, "other numbers", lambda: small()(X, mask=torch.full((T, T), -10_000))),
     "numbers as padding": (DTypeError, "other numbers", lambda: small()(X, padding=torch.full((B, T), 2))),
     "sparse": (DTypeError, "sparse", lambda: small()(X.to_sparse())),
@@ -668,6 +668,18 @@ def test_a_batch_of_batches_gives_the_same(name: str) -> None:
     layer, x = make(name), tokens(3, B, T, D_IN)
     expected = torch.stack([layer(one) for one in x])
     torch.testing.assert_close(torch.func.vmap(layer)(x), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*performance drop")  # PyTorch's, about its own kernel
+@pytest.mark.parametrize("name", ["causal", "soft-capped", "all at once"])
+def test_padding_goes_with_vmap_and_with_the_meta_device(name: str) -> None:
+    layer, x = make(name), tokens(3, B, T, D_IN)
+    real = torch.arange(T) >= torch.tensor([[[3], [0]], [[1], [2]], [[0], [0]]])
+    if layer.softcap is None:
+        got = torch.func.vmap(lambda x, real: layer(x, padding=real))(x, real)
+        expected = torch.stack([layer(one, padding=flags) for one, flags in zip(x, real, strict=True)])
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
+    assert layer.to("meta")(x[0].to("meta"), padding=real[0].to("meta")).shape == (B, T, D_OUT)
 
 
 def test_a_mask_of_many_texts_stays_small() -> None:

@@ -32,11 +32,12 @@ Covers = Callable[[Any, slice, slice, int, int], Coverage]
 
 
 def unless_traced(coverage: Covers) -> Covers:
-    """For coverage that looks at a tensor's numbers: torch.compile and torch.export have none yet, and get MIXED."""
+    """For coverage that looks at a tensor's numbers: where there are none (traced, meta, under vmap), MIXED."""
 
     @wraps(coverage)
     def look(rule: Any, rows: slice, cols: slice, T: int, S: int) -> Coverage:
-        return Coverage.MIXED if torch.compiler.is_compiling() else coverage(rule, rows, cols, T, S)
+        known = all(has_numbers(tensor) for tensor in rule.tensors())
+        return coverage(rule, rows, cols, T, S) if known else Coverage.MIXED
 
     return look
 
