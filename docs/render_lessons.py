@@ -22,7 +22,15 @@ from clearhead.learn import Lesson, all_lessons
 LIMIT = 90  # seconds for a cell; a whole lesson should take less
 CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
-WRAP = "<style>.highlight pre { white-space: pre-wrap }</style></head>"  # lines of code that are wider than the window
+STYLE = """<style>
+.jp-RenderedMarkdown > * { max-width: 84ch; }  /* about 80 characters */
+.jp-RenderedMarkdown code { white-space: nowrap; }
+.highlight pre { white-space: pre-wrap; }  /* code that is wider than the window */
+.jp-OutputArea-output pre { word-break: normal; overflow-wrap: anywhere; }
+mrow:has(> mfrac) > mo[fence] { font-size: 2em; }  /* without a font for formulas brackets do not grow by themselves */
+:root { color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { %s }
+</style></head>"""
 OUTSIDE = re.compile(r'<script[^>]*\ssrc="http[^>]*>\s*</script>')
 
 
@@ -60,8 +68,10 @@ def page(notebook: nbformat.NotebookNode, title: str) -> str:
             parts = CODE.split(cell.source)  # text and code in turn
             parts[::2] = [FORMULA.sub(formula, text) for text in parts[::2]]
             cell.source = "".join(parts)
-    html, _ = HTMLExporter().from_notebook_node(notebook, {"metadata": {"name": title}})
-    return OUTSIDE.sub("", html).replace("</head>", WRAP, 1)
+    exporter = HTMLExporter()
+    html, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title}})
+    dark, *_ = exporter.environment.loader.get_source(exporter.environment, "static/theme-dark.css")
+    return OUTSIDE.sub("", html).replace("</head>", STYLE % dark, 1)
 
 
 def formula(found: re.Match[str]) -> str:

@@ -10,12 +10,12 @@
 # and for each word they add up to 1, like the parts of a recipe.
 #
 # In this lesson the shares come from the vectors alone: words whose vectors match well take a lot from each other.
-# Nothing is learned yet: that starts in lesson 3.
+# Nothing is learned yet: that starts in lesson 3. (The first lesson, on why attention was invented, is to come.)
 #
 # Here are six words with three numbers each, few enough to check everything by hand. The numbers are made up; in a
 # model they are learned. `x` is a **tensor**, PyTorch's table of numbers: one row a word.
 # %%
-import time
+import timeit
 
 import matplotlib.pyplot as plt
 import torch
@@ -64,14 +64,10 @@ weights = torch.softmax(all_scores, dim=-1)  # (6, 6): each row adds up to 1
 z = weights @ x  # (6, 6) times (6, 3) is (6, 3): one new vector a word
 
 longer = torch.randn(200, 64)  # 200 words, 64 numbers each
-rows, start = longer.tolist(), time.perf_counter()
-by_loops = torch.tensor([[sum(a * b for a, b in zip(q, k, strict=True)) for k in rows] for q in rows])
-slow, start = time.perf_counter() - start, time.perf_counter()
-for _ in range(100):
-    by_product = longer @ longer.T
-fast = (time.perf_counter() - start) / 100
-print(f"200 words: loops {slow * 1e3:.0f} ms, one product {fast * 1e3:.3f} ms, {slow / fast:,.0f} times faster,")
-print(f"and the scores are the same (largest difference {(by_loops - by_product).abs().max():.0e})")
+one_by_one = timeit.repeat(lambda: [[torch.dot(q, k) for k in longer] for q in longer], number=1, repeat=3)
+at_once = timeit.repeat(lambda: longer @ longer.T, number=1, repeat=100)
+slow, fast = min(one_by_one), min(at_once)  # the quickest try: a computer is busy with other things now and then
+print(f"200 words, one by one {slow * 1e3:.0f} ms, at once {fast * 1e3:.3f} ms: {slow / fast:,.0f} times faster")
 # %% [markdown]
 # Left: who takes how much from whom, row by row. Right: the words as points (their first two numbers), and where
 # *journey* moves. A mix can never leave the outline of the points it is made of.
@@ -93,15 +89,15 @@ figure.savefig("lesson2-weights.png")
 # %% [markdown]
 # ## Exercises
 # Open `exercises.py` beside this lesson (`clearhead learn 2` writes both) and fill in `dot_scores`, `softmax` and
-# `context_vectors`. Then run `clearhead check 2`, or in a notebook `from clearhead.learn import check; check(2)`: it
-# says what is right, and what is not and why. `clearhead check 2 --hint` helps.
+# `context_vectors`. Then run `clearhead check 2`, which its first lines spell for your computer, or in a notebook
+# `from clearhead.learn import check; check(2)`: it says what is right, and what is not and why. `--hint` helps.
 #
 # ## Quiz
 # Answer for yourself first; the next cell computes the answers.
 #
 # 1. Does every word give the largest share to itself? If not, which words do not?
 # 2. Add 100 to all scores of a row. By how much do the shares change?
-# 3. How many numbers of the context vectors are larger than that number is in every word, or smaller?
+# 3. Among the six words each of the three numbers has a smallest and a largest. How many numbers of `z` lie outside?
 # %%
 answers = {
     "1": [f"{words[t]} prefers {words[s]}" for t, s in enumerate(weights.argmax(dim=-1).tolist()) if t != s],
@@ -115,9 +111,11 @@ print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # average lies between what it averages.
 #
 # ## The same in a real model
-# SmolLM2 is a small language model with 270 attention heads. We record one reading and redo by hand what head 2 of
-# layer 9, which finds earlier copies of a word, does for the last word. Two things are new, and lesson 3 explains them:
-# the head compares *queries* with *keys* instead of $x$ with itself, and multiplies the scores by a `scale`.
+# SmolLM2 is a small language model. What you have just done it does in 270 places, its **heads**. A `tokenizer` cuts
+# the text into words and pieces of words, and `record` keeps what the heads compute while the model reads. We redo by
+# hand what one of them (layer 9, head 2), which finds earlier copies of a word, does for the last word. Two things are
+# new, and lesson 3 explains them: the head compares *queries* with *keys* instead of $x$ with itself, and multiplies
+# the scores by a `scale`.
 # %%
 try:
     model, tokenizer = clearhead.zoo.load("smollm2")
@@ -132,10 +130,11 @@ except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# A layer shows its weights to clearhead through `attend`. The page below, also saved as `lesson2.html`, has the weights
-# of every word: click one, or walk with the arrow keys. Under the text, *Derivation* writes out the arithmetic of the
-# weight that you select. Check a few by hand, as in the last line. Then change `x`, or put your own code into `attend`,
-# and look again.
+# A layer is one step of a model. It shows its weights to clearhead through `attend`, as a `SoftmaxMap` of the vectors
+# that are compared: $x$ with $x$, and `scale=1.0` leaves the scores as they are. In the page below, also saved as
+# `lesson2.html`, click a word, or walk with the arrow keys. Under the text, *Derivation* writes out the arithmetic of
+# the weight that you select. It is clearhead's own arithmetic on your $x$; that your `attend` makes the same of it is
+# checked where it says *agrees*. Change `x`, or put your own code into `attend`, and look again.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):

@@ -6,15 +6,12 @@
 # # Lesson 3: Queries, keys, values, and why √d
 # **The idea.** In lesson 2 one vector did three jobs. It asked (whose vector matches mine?), it was asked, and it was
 # what the others took. But what a word looks for need not be what it is: a verb may look for its noun. So each word
-# gets three vectors, one a job:
+# gets three vectors, one a job: its **query** is what it looks for, its **key** is what it is found by, and its
+# **value** is what it gives to those who find it.
 #
-# - its **query**: what it looks for,
-# - its **key**: what it is found by,
-# - its **value**: what it gives to those who find it.
-#
-# Each is the word's vector times a matrix: $Q = X W_Q$, $K = X W_K$, $V = X W_V$. Two things share the name weights
-# here; keep them apart. The matrices are **learned** in training and then stay. The attention weights are **computed**
-# anew for every text.
+# Each is the word's vector times a matrix, $q_t = x_t W_Q$ and so on; for all words at once, $Q = X W_Q$, $K = X W_K$,
+# $V = X W_V$. Two things share the name weights here; keep them apart. The matrices are **learned** in training and
+# then stay. The attention weights are **computed** anew for every text.
 # %%
 import math
 
@@ -47,55 +44,56 @@ for name, vector in {"query of journey": q[1], "scores": scores, "shares": share
 # ## Why divide, and why by the root?
 # A dot product adds up $d_k$ products. Say that the numbers are independent, with mean 0 and variance 1 (the average of
 # their squares), as they roughly are before training. Then each product has variance 1, and variances add: the sum has
-# variance $d_k$, and its spread is the root, $\sqrt{d_k}$. Dividing by it brings the spread back to 1, for any width.
+# variance $d_k$. The root of that, $\sqrt{d_k}$, is its **spread**: how far from 0 it typically is. Dividing by it
+# brings the spread back to 1, for any width.
 #
 # Why care? The softmax blows differences up: with a spread of 30, one key gets nearly all the weight. Then training
-# gets stuck. It learns from *how the weights move when a score moves* (left: its own score; right: another one):
+# gets stuck, since it learns from *how weights move when scores move*. How fast weight $\alpha_i$ of a query moves with
+# its score $\omega_j$ is written $\partial\alpha_i/\partial\omega_j$ (left its own score, right another one):
 #
 # $$\partial\alpha_i/\partial\omega_i=\alpha_i(1-\alpha_i), \qquad \partial\alpha_i/\partial\omega_j=-\alpha_i\alpha_j$$
 #
 # With one weight near 1 and the rest near 0, all of these are near 0: whatever is wrong, nothing moves. Measure it.
 # %%
-def movement(weights):
-    """How far weights (…, n) move when scores do: the size of the table of all ∂α/∂ω, on average."""
-    table = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
-    return float(torch.linalg.matrix_norm(table).mean())
-
-
 widths, measured = [1, 4, 16, 64, 256, 1024], []
 for d in widths:
     count = min(2**14, 2**20 // d)
     dots = (torch.randn(count, 1, d) * torch.randn(count, 16, d)).sum(dim=-1)  # each query meets 16 keys
     plain, scaled = torch.softmax(dots, dim=-1), torch.softmax(dots / math.sqrt(d), dim=-1)
-    measured.append((float(dots.var()), movement(plain), movement(scaled)))
-    print(f"d_k {d:4}: variance {measured[-1][0]:7.1f}; movement {measured[-1][1]:.3f}, scaled {measured[-1][2]:.3f}")
-# %%
-variances, unscaled, rescaled = zip(*measured, strict=True)
-figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-left.loglog(widths, variances, "o-", color="#B4004E", label="q·k")
-left.loglog(widths, [n / d for n, d in zip(variances, widths, strict=True)], "o-", color="#00707F", label="q·k / √d")
-left.set(xlabel="d", title="variance of the scores")
-middle.bar(range(16), plain[0].tolist(), color="#B4004E", alpha=0.6, label="not scaled")
-middle.bar(range(16), scaled[0].tolist(), color="#00707F", label="scaled")
-middle.set(xlabel="key", xticks=range(0, 16, 5), title="weights of one query, d = 1024")
-right.semilogx(widths, unscaled, "o-", color="#B4004E", label="not scaled")
-right.semilogx(widths, rescaled, "o-", color="#00707F", label="scaled")
-right.set(xlabel="d", ylim=(0, 0.4), title="how far weights move")
-_ = [axes.legend(frameon=False) for axes in (left, middle, right)]
+    tables = (torch.diag_embed(w) - w[..., :, None] * w[..., None, :] for w in (plain, scaled))  # all ∂α/∂ω of a query
+    moves = [float(torch.linalg.matrix_norm(table).mean()) for table in tables]  # their squares, added up, and the root
+    measured.append((float(dots.var()), *moves))
+    print(f"d_k {d:4}: variance {dots.var():7.1f}; movement {moves[0]:.3f}, scaled {moves[1]:.3f}")
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+for n, (label, color) in enumerate({"not scaled": "#B4004E", "scaled": "#00707F"}.items()):
+    left.bar(range(16), (plain, scaled)[n][0].tolist(), color=color, alpha=0.6, label=label)
+    right.semilogx(widths, [line[1 + n] for line in measured], "o-", color=color, label=label)
+left.set(xlabel="key", xticks=range(0, 16, 5), title="weights of one query, d_k = 1024")
+right.set(xlabel="d_k", ylim=(0, 0.4), title="how far weights move")
+right.legend(frameon=False)
 figure.savefig("lesson3-scale.png")
 # %% [markdown]
-# The root is a choice, not a law. T5 leaves it out and starts from smaller matrices instead. And once a model is
-# trained, its numbers are neither independent nor of variance 1; we measure that below.
+# At $d_k = 4$ they move more *without* the scale. No contradiction: weights move most where a few keys share nearly
+# everything, and a spread of 2 comes near to that. But then they move less and less. The root is not there to make them
+# move most, but to make them move alike at any width. It is a choice, not a law: some models start from smaller
+# matrices instead. And after training the numbers are not as assumed; we measure that below.
 #
+# In a model, a matrix that training is to change lives in an `nn.Linear`, which keeps it transposed as `.weight`. You
+# call it like a function, with all rows at once:
+# %%
+project = torch.nn.Linear(3, 2, bias=False)  # from 3 numbers to 2; a bias would be added to the product
+print(tuple(project(x).shape), "- it is x @ project.weight.T:", torch.allclose(project(x), x @ project.weight.T))
+# %% [markdown]
 # ## Exercises
-# In `exercises.py`: `scaled_weights`, `attention` and the layer `SelfAttention`, whose matrices are `nn.Linear`s (these
-# keep their matrix transposed). Then `clearhead check 3`.
+# In `exercises.py`: `scaled_weights`, `attention` and the layer `SelfAttention`, whose matrices are such `nn.Linear`s
+# (T is the number of queries, S of keys). Then `clearhead check 3`, which its first lines spell for your computer.
 #
-# ## Quiz
+# ## Quiz: answer for yourself first
 # 1. Queries and keys have 2 numbers each. Give the values 5: which shape has the output now?
-# 2. Make all queries ten times as long. What is the largest share of *journey* then? (It was the second of the shares.)
+# 2. Make all queries ten times as long. What is the largest share that *journey* takes then? (So far it is 22.64 %.)
 # 3. Reverse the order of the words. By how much do the new vectors change, apart from their order?
-# 4. A loss on the output: how strongly does it pull at each of the three matrices?
+# 4. Training makes a **loss** smaller, a number that says how wrong a model is. Let it be the sum of the squares of all
+#    outputs. How strongly does it pull at each of the three matrices?
 # %%
 attend = torch.nn.functional.scaled_dot_product_attention  # PyTorch's own
 matrices = [W.clone().requires_grad_() for W in (W_query, W_key, W_value)]
@@ -109,11 +107,13 @@ answers = {
 print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # %% [markdown]
 # 1: One row a query, as wide as a value: not always the shape of the input. 2: Length sharpens. 3: Only rounding:
-# attention knows no order; models add positions for that. 4: All three get a gradient, so all three can be learned.
+# attention knows no order; models add positions for that. 4: The pull is the **gradient**, how fast the loss changes
+# with each number of a matrix (here again the root of the sum of squares). All three have one, so all can be learned.
+# It is 20 times as strong at the values: they go straight into the output, where queries and keys only shift shares.
 #
 # ## The same in a real model
-# In SmolLM2, a small language model, we take the raw scores q·k of the last word, head by head, and ask how far they
-# spread and what the softmax would make of them without the scale.
+# In SmolLM2, the small language model of lesson 2, queries have 64 numbers. We take the raw scores q·k of the last
+# word in all 270 heads, and ask how far they spread and what the softmax would make of them without the scale.
 # %%
 try:
     model, tokenizer = clearhead.zoo.load("smollm2")
@@ -122,16 +122,16 @@ try:
     last = torch.stack([layer[0, h].q[-1] @ layer[0, h].k.T for layer in recording for h in range(9)])  # raw scores
     spread, scale = last.std(dim=-1), recording[0].scale
     top, bare = (torch.softmax(last * s, dim=-1).max(dim=-1).values.mean() for s in (scale, 1))
-    print(f"queries have {recording[0].q.shape[-1]} numbers, so scores are multiplied by 1/√64 = {scale}")
     print(f"spread of q·k in {len(last)} heads: {spread.min():.1f} to {spread.max():.1f}; chance would give √64 = 8")
     print(f"largest weight, on average over heads: {top:.2f}; without the scale it would be {bare:.2f}")
 except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
 # ## Your own layer, opened
-# `clearhead.SoftmaxMap` makes weights from q and k. Under the text of the page, *Derivation* writes out the arithmetic
-# of the weight that you select: check a few by hand, as in the last line. Once your `SelfAttention` passes, look at it:
-# `from exercises import SelfAttention`, `layer = SelfAttention(3, 2)`, in `attend` `q = layer.W_query(x)` and so on.
+# `clearhead.SoftmaxMap` makes the weights from q and k, the root included. Under the text of the page, *Derivation*
+# writes out the arithmetic of the weight that you select, as in the last line. To see your own `SelfAttention`, import
+# it from `exercises`, make a `layer = SelfAttention(3, 2)`, and take `layer.W_query(x)` and so on in `attend`. The page
+# does clearhead's own arithmetic on your q, k and v; `clearhead check 3` has shown that it equals yours.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):

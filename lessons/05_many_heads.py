@@ -7,7 +7,8 @@
 # **The idea.** One attention gives each word one mix. But a word wants several things at once: the word before it, the
 # noun it belongs to, an earlier copy of itself. One set of shares cannot serve them all: what one wish takes, the
 # others lose. So let several attentions work side by side, the **heads**, each with its own queries, keys and values.
-# Each is narrow, so that all together cost about as much as one wide one. Their results are laid side by side:
+# Each is narrow, so that all together cost about as much as one wide one. The mask is lesson 4's: nobody looks ahead.
+# Then the results are laid side by side, which the bars stand for:
 #
 # $$\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}} + \mathrm{mask}\right) V_h, \qquad
 # \mathrm{MultiHead}(X) = [\mathrm{head}_1 \mid \dots \mid \mathrm{head}_H]\, W_O$$
@@ -29,11 +30,9 @@ batch = torch.stack([x, x])  # (B, T, 3) = (2, 6, 3): two texts, here the same o
 
 def causal_attention(q, k, v):
     """Lesson 4, for any number of dimensions in front: (…, T, D) three times, and (…, T, D) comes out."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])  # .mT turns the last two dimensions
+    scores = q @ k.mT / math.sqrt(q.shape[-1])  # .mT is .T for the last two dimensions
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(diagonal=1)
     return torch.softmax(scores.masked_fill(later, -math.inf), dim=-1) @ v
-
-
 # %% [markdown]
 # ## First way: a stack of heads
 # Two heads, two numbers each. Every head has three matrices of its own; `torch.cat` lays the results side by side.
@@ -46,8 +45,7 @@ print("two heads side by side:", tuple(stacked.shape), "- journey:", [round(floa
 # ## Second way: one product, then split
 # Many small products are slow. Put the heads' matrices side by side, $W = [W_1 \mid W_2]$, and one large product makes
 # the queries of all heads: of each row, the first D numbers are head 0's, the next D head 1's. Two moves follow,
-# without any arithmetic: `view` cuts each row into heads, `transpose` puts heads before words. Then each head is an
-# attention of its own.
+# without any arithmetic: `view` cuts each row into heads, `transpose` puts heads before words.
 # %%
 W_query, W_key, W_value = (torch.cat([head[i] for head in matrices], dim=1) for i in range(3))  # (3, 4) each
 B, T, H, D = 2, 6, 2, 2
@@ -61,7 +59,7 @@ merged = heads.transpose(1, 2).reshape(B, T, H * D)  # turn back, then lay side 
 print(f"scores {tuple((q @ k.mT).shape)} → heads {tuple(heads.shape)} → merged {tuple(merged.shape)}")
 print(f"largest difference from the stack: {(merged - stacked).abs().max():.0e}")
 # %% [markdown]
-# ## Why not view(B, H, T, D) at once?
+# ## Why not `view(B, H, T, D)` at once?
 # The shape would be right, the numbers wrong. They lie in memory in a row, word after word, and `view` only cuts that
 # row. `view(B, H, T, D)` gives its first half to head 0: words 0 to 2 with the numbers of both heads. In the picture
 # the colour is the head that a number was made for, and the digit its word.
@@ -78,25 +76,27 @@ for panel, (title, (colours, digits)) in zip(axes, panels.items(), strict=True):
     panel.set(title=title, xticks=[], yticks=[])
 figure.savefig("lesson5-heads.png")
 # %% [markdown]
-# ## W_O: the heads meet
-# Side by side, the heads know nothing of each other. A last matrix $W_O$ (`out_proj`, with a bias) mixes what they
-# found, into vectors as wide as the model works with.
+# ## The heads meet
+# Side by side, the heads know nothing of each other. A last matrix $W_O$ mixes what they found, into vectors as wide as
+# the model works with: its first D rows meet head 0's numbers, the next D head 1's. In code it is the layer `out_proj`,
+# which adds a **bias** too, a learned vector that is the same for all words.
 # %%
 W_out, bias = torch.randn(4, 4), torch.randn(4)  # before training: chance
 out = merged @ W_out + bias
 print(f"merged {tuple(merged.shape)} → W_O {tuple(out.shape)}")
 # %% [markdown]
 # ## Exercises
-# In `exercises.py`: `split_heads`, `merge_heads` and the layer `MultiHeadAttention`. Then `clearhead check 5`.
+# In `exercises.py`: `split_heads`, `merge_heads` and the layer `MultiHeadAttention` (without dropout). Then
+# `clearhead check 5`, which the file's first lines spell for your computer.
 #
-# ## Quiz
-# 1. Add up what each head sends through its own rows of $W_O$, and the bias. How far is that from `out`?
+# ## Quiz: answer for yourself first
+# 1. Multiply each head with its own D rows of $W_O$ and add up, the bias too. How far is that from `out`?
 # 2. Split with the wrong view, the rest as above: how far are the merged heads from the right ones?
-# 3. GPT-2 small has vectors of 768 numbers and 12 heads. How many parameters has one such layer? And with 24 heads?
+# 3. How many **parameters** (learned numbers) has such a layer of 768 numbers a word and 12 heads? And with 24 heads?
 # %%
 wrong = causal_attention(*((batch @ W).view(B, H, T, D) for W in (W_query, W_key, W_value)))
 parts = [heads[:, h] @ W_out[h * D : (h + 1) * D] for h in range(H)]
-layers = [clearhead.nn.MultiHeadAttention(768, 768, 1024, 0.0, num_heads) for num_heads in (12, 24)]
+layers = [clearhead.nn.MultiHeadAttention(768, 768, 1024, dropout=0.0, num_heads=n) for n in (12, 24)]  # 1024 words
 answers = {
     "1": float((sum(parts) + bias - out).abs().max()),
     "2": float((wrong.transpose(1, 2).reshape(B, T, H * D) - merged).abs().max()),
@@ -104,8 +104,7 @@ answers = {
 }
 print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # %% [markdown]
-# 1: Only rounding: side by side and then $W_O$ is a *sum* over heads. 2: Wrong, and no error tells you. 3: The same:
-# more heads are narrower.
+# 1: Only rounding: side by side and then $W_O$ is a *sum* over heads. 2: Wrong, without an error. 3: The same number.
 #
 # ## The same in a real model
 # SmolLM2 has 9 heads of 64 numbers in each of its 30 layers (three heads share keys and values, which saves memory). Do
@@ -129,7 +128,9 @@ except clearhead.ModelError as error:
 # %% [markdown]
 # ## Your own layer, opened
 # Queries and keys of shape (1, H, T, D) make a map of H heads. Click a head in the page, or press [ and ]. Under the
-# text, *Derivation* writes out the arithmetic of the weight that you select, with the q and k of that head.
+# text, *Derivation* writes out the arithmetic of the weight that you select. To see your own `MultiHeadAttention`, take
+# q, k and v from its layers and split them. The page does clearhead's own arithmetic on them; `clearhead check 5` has
+# shown that it equals yours.
 # %%
 class Mine(torch.nn.Module):
     def attend(self, x):

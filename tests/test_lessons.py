@@ -235,4 +235,5 @@ def test_a_rendered_page_has_its_formulas_drawn_and_loads_nothing() -> None:
     assert page.count("<math") == 2
     assert all(drawn in page for drawn in ("<msqrt>", "<mfrac>", "<code>$x$</code>"))
     assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=.http", page)
+    assert re.search(r"@media \(prefers-color-scheme: dark\) \{[^}]*--jp-layout-color0: #1", page)
     assert notebook.cells[0].source == text
