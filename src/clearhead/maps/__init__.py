@@ -2,7 +2,7 @@
 
 from clearhead.maps.additive import AdditiveMap
 from clearhead.maps.base import AttentionMap, Statistics
-from clearhead.maps.composed import HeadAverage, average_heads
+from clearhead.maps.composed import HeadAverage, Stitched, average_heads
 from clearhead.maps.dense import DenseMap
 from clearhead.maps.linear import LinearMap
 from clearhead.maps.softmax import SoftmaxMap
@@ -15,5 +15,6 @@ __all__ = [
     "LinearMap",
     "SoftmaxMap",
     "Statistics",
+    "Stitched",
     "average_heads",
 ]

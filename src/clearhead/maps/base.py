@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
@@ -77,7 +78,11 @@ class AttentionMap(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return 0
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """The tensors that are held."""
+        yield from ()
 
     @property
     def positions(self) -> Tensor:
@@ -406,6 +411,9 @@ class Derived(AttentionMap):
     @property
     def nbytes(self) -> int:
         return self._attn.nbytes
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return self._attn._tensors()
 
     @property
     def positions(self) -> Tensor:

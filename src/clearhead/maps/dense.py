@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,8 @@ class DenseMap(AttentionMap):
     def device(self) -> torch.device:
         return self._layers[0].device
 
-    @property
-    def nbytes(self) -> int:
-        return sum(w.nbytes for w in self._layers)
+    def _tensors(self) -> Iterator[Tensor]:
+        return iter(self._layers)
 
     def tile(self, rows: slice, cols: slice) -> Tensor:
         parts = [w[..., rows, cols].to(self.dtype) for w in self._layers]

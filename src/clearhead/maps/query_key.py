@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -72,10 +73,9 @@ class QueryKeyMap(AttentionMap):
     def device(self) -> torch.device:
         return self._q.device
 
-    @property
-    def nbytes(self) -> int:
+    def _tensors(self) -> Iterator[Tensor]:
         held = (getattr(self, name) for name in self._held)
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        return (tensor for tensor in held if tensor is not None)
 
     @property
     def positions(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from torch import Tensor
 from clearhead import reference
 from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, average_heads
 from clearhead.maps.base import Selection
-from clearhead.maps.composed import OneSequence
+from clearhead.maps.composed import OneSequence, Stitched
 from clearhead.masks import MaskRule
 from clearhead.testing.cases import Case
 from clearhead.testing.contract import Subject
@@ -117,6 +118,32 @@ def _average(case: Case) -> Subject:
 @subject("OneSequence")
 def _one_sequence(case: Case) -> Subject:
     return _made(case, lambda: OneSequence(softmax_map(case)[1]), lambda a: a[1][None])
+
+
+@subject("Stitched")
+def _stitched(case: Case) -> Subject:
+    cuts = [0, case.shape[-2] // 3, case.shape[-2] // 2, case.shape[-2]]
+    rows = [slice(*cut) for cut in itertools.pairwise(cuts)]
+    return _made(case, lambda: Stitched([softmax_map(case)[..., part, :] for part in rows]), lambda a: a)
+
+
+@subject("Stitched, on growing and sliding keys")
+def _stitched_windows(case: Case) -> Subject:
+    """As steps see them: the first rows not the last keys, the last rows not the first."""
+    T, S = case.shape[-2:]
+    last, weights = min(T // 3, S), case.plain().clone()
+    first, start = T - last, S // 5
+    weights[..., :first, S - last :], weights[..., first:, :start] = 0, 0
+    parts = weights[..., :first, : S - last], weights[..., first:, start:]
+    return _given(case, weights, lambda: Stitched([DenseMap(part) for part in parts], [0, start]))
+
+
+@subject("Stitched[1, 1]")
+def _stitched_head(case: Case) -> Subject:
+    T = case.shape[-2]
+    parts = slice(0, T // 2), slice(T // 2, T)
+    return _made(case, lambda: Stitched([softmax_map(case)[..., t, :] for t in parts])[1, 1], lambda a: a[1, 1])
+
 
 @subject("Selection")
 def _selection(case: Case) -> Subject:
