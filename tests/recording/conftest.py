@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.recording.observer import REPLACEMENTS
+from clearhead.recording.torch_modules import replacements
 
 
 class CausalSelfAttention(nn.Module):
@@ -90,7 +91,7 @@ def touched() -> Callable[[], list[Any]]:
     """What other libraries hold at the places that record() replaces: equal before and after a block."""
 
     def look() -> list[Any]:
-        held = [vars(r._owner).get(r._name) for r in REPLACEMENTS]
+        held = [vars(r._owner).get(r._name) for r in [*REPLACEMENTS, *replacements(nn.Module())]]
         modeling = sys.modules.get("transformers.modeling_utils")
         if modeling is not None:
             held.append(modeling.AttentionInterface.get_interface)

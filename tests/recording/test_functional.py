@@ -210,64 +210,6 @@ def test_a_nested_tensor_is_refused_by_name(attend):
             attend(nested, nested, nested)
 
 
-class Mixed(nn.Module):
-    """PyTorch's own encoder, and attention of our own inside and beside it."""
-
-    def __init__(self, layers: int = 2) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=True)
-        self.own = True
-
-    def forward(self, x: Tensor, padded: Tensor | None = None) -> Tensor:
-        x = self.encoder(x, src_key_padding_mask=padded)
-        y = x.view(*x.shape[:2], 4, 4).transpose(1, 2)
-        return x + F.scaled_dot_product_attention(y, y, y).transpose(1, 2).reshape(x.shape) if self.own else x
-
-
-@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_trap09_the_fast_path_of_pytorchs_encoder_stays_on(grad, monkeypatch):
-    torch.manual_seed(0)
-    model = Mixed().eval()
-    x, padded = randn(2, 7, 16), torch.arange(7).expand(2, 7) >= torch.tensor([[7], [4]])
-    fused = []
-    original = torch._transformer_encoder_layer_fwd
-    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a, **k: fused.append(1) or original(*a, **k))
-    with grad():
-        plain = model(x, padded)
-        before = len(fused)
-        with (
-            pytest.warns(UserWarning, match=r"inside nn\.\w+.* cannot be seen yet"),
-            recording.record(model) as rec,
-        ):
-            out = model(x, padded)
-    assert torch.equal(out, plain)  # padded rows too: without stepping aside they are off by far
-    assert len(fused) == 2 * before
-    assert before == (0 if grad is torch.enable_grad else 2)
-    assert rec.paths == [""]
-
-
-def test_trap09_nothing_but_pytorchs_encoder_is_an_error_that_says_so():
-    model = Mixed().eval()
-    model.own = False
-    with (
-        pytest.raises(RecordingError, match=r"\(b\).*nn\.TransformerEncoderLayer.* ran"),
-        recording.record(model),
-    ):
-        model(randn(2, 7, 16))
-
-
-def test_trap09_multihead_attention_is_named_when_it_is_all_there_is():
-    model = nn.MultiheadAttention(16, 4, batch_first=True).eval()
-    x = randn(2, 7, 16)
-    with torch.no_grad():
-        plain = model(x, x, x, need_weights=False)[0]
-        with pytest.raises(RecordingError, match=r"nn\.MultiheadAttention ran"), recording.record(model):
-            out = model(x, x, x, need_weights=False)[0]
-    assert torch.equal(out, plain)
-
-
 def test_somebody_elses_function_mode_keeps_working(nano, ids):
     class Count(torch.overrides.TorchFunctionMode):
         seen = 0

@@ -37,6 +37,7 @@ class Call:
     biases: tuple[Bias | Tensor, ...] = ()  # all are added; tensors (B|1, H|1, T|1, S|1) float
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
+    real_queries: Tensor | None = None  # (B, T) bool, where the call itself says which queries are padding
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that the map will read later."""
@@ -57,6 +58,7 @@ class Call:
             biases=tuple(bias.detach() if isinstance(bias, Tensor) else bias for bias in self.biases),
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.detach(),
+            real_queries=self.real_queries,
         )
 
     def rule(self, padding: MaskRule | None = None) -> MaskRule | None:

@@ -1,17 +1,16 @@
 """Watching one thread: which module runs, when a pass begins and ends, and where the function mode may be on.
 
 `torch.nn.Module.__call__` is replaced for the time of a block (no hook is put on any module: a hook would
-switch off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from each module). A
-torch function mode also switches that fast path off, and padded rows of its output change; so while PyTorch's
-own `nn.TransformerEncoder`, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` compute, the mode steps
-out, and it steps in again for any module that they call.
+switch off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from each module). The
+function mode that sees the other calls steps out where an earlier seam has taken over, and in again for any module
+that is called there.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -39,9 +38,6 @@ class Listener(Protocol):
 
     def see(self, call: Call, module: nn.Module | None) -> None:
         """An attention call of `module` was made."""
-
-    def miss(self, module: nn.Module) -> None:
-        """A module whose attention cannot be seen was run."""
 
 
 _observer: ContextVar[Observer | None] = ContextVar("clearhead_observer", default=None)
@@ -91,11 +87,6 @@ class Observer:
         for listener in self.listeners:
             listener.see(call, module)
 
-    def miss(self, module: nn.Module) -> None:
-        """Tell every block whose model is running that this module's attention stays unseen."""
-        for listener in self.listeners:
-            listener.miss(module)
-
     def run(self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)`, noting that it runs."""
         self.modules.append(module)
@@ -104,7 +95,7 @@ class Observer:
                 return self._run_root(original, module, args, kwargs)
             if self._present or self.inside or not self.running:
                 return original(module, *args, **kwargs)
-            with self._stepped_in():
+            with self.stepped_in():
                 return original(module, *args, **kwargs)
         finally:
             self.modules.pop()
@@ -115,7 +106,7 @@ class Observer:
             for listener in concerned:
                 if listener.begin(args, kwargs):
                     passes.enter_context(self._open_pass(listener))
-            with self._stepped_in():
+            with self.stepped_in():
                 return original(root, *args, **kwargs)
 
     @contextmanager
@@ -130,7 +121,8 @@ class Observer:
             listener.end(complete)
 
     @contextmanager
-    def _stepped_in(self) -> Iterator[None]:
+    def stepped_in(self) -> Iterator[None]:
+        """Our function mode on torch's stack, unless an earlier seam has taken over."""
         if self._present or self.inside:
             yield
             return
@@ -177,28 +169,4 @@ def _observed(original: Function) -> Function:
     return __call__
 
 
-def _unseen(original: Function, counts: bool) -> Function:
-    @functools.wraps(original)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        observer = current()
-        if observer is None or not observer.running:
-            return original(self, *args, **kwargs)
-        if counts:
-            observer.miss(self)
-        with observer.stepped_out():
-            return original(self, *args, **kwargs)
-
-    return forward
-
-
-def _fast(owner: type[nn.Module], *, counts: bool = True) -> Replacement:
-    wrap: Callable[[Function], Function] = functools.partial(_unseen, counts=counts)
-    return Replacement(owner, "forward", wrap)
-
-
-REPLACEMENTS = (
-    Replacement(nn.Module, "__call__", _observed),
-    _fast(nn.TransformerEncoder, counts=False),
-    _fast(nn.TransformerEncoderLayer),
-    _fast(nn.MultiheadAttention),
-)
+REPLACEMENTS = (Replacement(nn.Module, "__call__", _observed),)

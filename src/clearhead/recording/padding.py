@@ -33,7 +33,12 @@ class Padding:
     stated: bool = False  # by the user (padding=), rather than read
 
     def rule(self, call: Call, path: str) -> masks.MaskRule | None:
-        """What this call's map must not show, or None.
+        """What this call's map must not show, or None: padding that the user stated, else all that is known."""
+        own = None if self.stated or call.real_queries is None else masks.padding(queries=call.real_queries)
+        return masks.all_of(own, self._of_the_pass(call, path))
+
+    def _of_the_pass(self, call: Call, path: str) -> masks.MaskRule | None:
+        """What the model's own arguments hide in this call.
 
         A call that came without any mask did not hide the padded keys, so the padding is not its own (the
         image tower of a vision-language model, say); padding that the user stated is always joined where it
@@ -82,7 +87,7 @@ def read_padding(
 ) -> Padding:
     """The padding of the call `model(*args, **kwargs)`, or the one the user stated."""
     if stated is False:
-        return Padding()
+        return Padding(stated=True)
     parameters, given = _bound(model, args, kwargs)
     has_decoder = "decoder_attention_mask" in parameters or "decoder_input_ids" in parameters
     if isinstance(stated, Tensor):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.errors import RecordingError
-from clearhead.recording import huggingface, observer
+from clearhead.recording import huggingface, observer, torch_modules
 from clearhead.recording.calls import Call
 from clearhead.recording.models import check_model, running_eagerly, unwrapped
 from clearhead.recording.padding import Padding, check_padding, read_padding
@@ -42,7 +41,6 @@ class Recorder:
         self._sizes: set[tuple[int, int]] = set()  # (B, S) of the calls that stated padding did not fit
         self._fitted = False
         self._paths: dict[int, str] = {}
-        self._missed: set[str] = set()
         self._foreign: set[str] = set()
         self._stack: ExitStack | None = None  # what the block holds; None outside of it
 
@@ -54,7 +52,11 @@ class Recorder:
             raise RecordingError(f"this recorder {state}: call clearhead.record(model) again for a new block.")
         with ExitStack() as stack:
             stack.enter_context(running_eagerly(self._model))
-            for replacement in (*observer.REPLACEMENTS, *huggingface.replacements()):
+            for replacement in (
+                *observer.REPLACEMENTS,
+                *torch_modules.replacements(self._model),
+                *huggingface.replacements(),
+            ):
                 stack.enter_context(replacement.held())
             stack.enter_context(observer.listening(self))
             self._stack = stack.pop_all()
@@ -105,12 +107,6 @@ class Recorder:
         self._sizes.add((call.q.shape[0], call.k.shape[2]))
         self._open.add(Layer(number, path, call, rule))
 
-    def miss(self, module: nn.Module) -> None:
-        """A module ran whose attention cannot be seen."""
-        if self._open is not None and self._path(module) is not None:
-            name = next(cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn"))
-            self._missed.add(f"nn.{name}")
-
     def _path(self, module: nn.Module | None) -> str | None:
         """Where a module stands in the model; None for a module of another model."""
         if id(module) not in self._paths:  # also for modules that were added in the meantime
@@ -130,13 +126,6 @@ class Recorder:
             raise RecordingError(f"record({self._name}): every call of the model in this block ended in an exception.")
         if self._most_calls == 0:
             raise RecordingError(self._nothing_seen())
-        if self._missed:
-            warnings.warn(
-                f"record({self._name}): attention inside {_list(self._missed)} cannot be seen yet and is missing from"
-                " this recording.",
-                UserWarning,
-                stacklevel=3,
-            )
         self._check_layers()
         self._check_stated()
 
@@ -158,16 +147,15 @@ class Recorder:
             )
 
     def _nothing_seen(self) -> str:
-        missed = f" (here: {_list(self._missed)} ran)" if self._missed else ""
         foreign = f" (here: {_list(self._foreign)} made attention calls)" if self._foreign else ""
         return (
             f"record({self._name}): the model ran, but no attention call was seen. Likely causes:\n"
             "  (a) it computes attention by hand, as softmax(q @ k.mT) @ v: call"
             " torch.nn.functional.scaled_dot_product_attention there, or"
             " clearhead.scaled_dot_product_attention;\n"
-            f"  (b) it uses nn.MultiheadAttention or nn.TransformerEncoder, which cannot be seen yet{missed};\n"
-            "  (c) the attention is not in this model's own Python code: in modules that are not registered as its"
-            f" submodules{foreign}, in scripted or exported parts, in another thread or process, or there is none."
+            f"  (b) the attention is in modules that are not registered as its submodules{foreign};\n"
+            "  (c) it is not in Python code of this thread: in scripted or exported parts, in another thread or"
+            " process, or there is none."
         )
 
 

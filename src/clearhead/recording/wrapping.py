@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 __all__ = ["Counted", "Replacement"]
@@ -56,7 +57,7 @@ class Replacement(Counted):
     once no block is open.
     """
 
-    def __init__(self, owner: type, name: str, wrap: Callable[[Function], Function]) -> None:
+    def __init__(self, owner: type | ModuleType, name: str, wrap: Callable[[Function], Function]) -> None:
         self._owner, self._name, self._wrap = owner, name, wrap
         self._own: Any = _MISSING  # what the owner's own namespace held before
         self._ours: Any = None

@@ -1,0 +1,237 @@
+"""Seam 2: PyTorch's own nn.MultiheadAttention and the nn.Transformer family, whose fast path stays on.
+
+A torch function mode would switch that path off, and padded rows of the output would change; so while these modules
+compute, the mode steps out (and in again for any module that they call). Under them lie three functions: the
+kernel of a whole encoder layer, the kernel of a MultiheadAttention, and the Python code for everything else. For
+the time of a block these also report their call. They are looked up by name at each call, so replacing the name
+changes nothing that is computed. (A dispatch mode would see the kernels too; it costs time at every operation.)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.errors import RecordingError
+from clearhead.recording.calls import Call
+from clearhead.recording.multihead import Given, read_layer, read_native, read_python
+from clearhead.recording.observer import current
+from clearhead.recording.wrapping import Function, Replacement
+
+__all__ = ["replacements"]
+
+# How each module calls what hides keys.
+_MASKS: dict[type[nn.Module], tuple[str, str]] = {
+    nn.MultiheadAttention: ("attn_mask", "key_padding_mask"),
+    nn.TransformerEncoderLayer: ("src_mask", "src_key_padding_mask"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    """A call of one of PyTorch's modules that has begun."""
+
+    kind: type[nn.Module]  # whose forward runs
+    module: nn.Module
+    depth: int  # modules that were running when it began, itself included
+    call: Callable[[], Mapping[str, Any]]
+    outer: _Running | None
+    known: dict[Any, Any] = field(default_factory=dict)  # for as long as the outermost one runs
+
+    @functools.cached_property
+    def arguments(self) -> Mapping[str, Any]:
+        """By name."""
+        return self.call()
+
+    @property
+    def attention(self) -> Any:
+        """The module whose attention it computes."""
+        return self.module.self_attn if self.kind is nn.TransformerEncoderLayer else self.module
+
+    def given(self) -> Given:
+        """What hides keys here."""
+        attn_mask, key_padding_mask = (self.arguments[name] for name in _MASKS[self.kind])
+        return Given(
+            attn_mask,
+            key_padding_mask,
+            self.arguments["is_causal"],
+            self._query_padding_mask(),
+            self._tokens(),
+            self.known,
+        )
+
+    def _query_padding_mask(self) -> Tensor | None:
+        """Of cross-attention, which is not told: the decoder layer knows."""
+        layer = self.outer
+        if layer is None or layer.kind is not nn.TransformerDecoderLayer:
+            return None
+        return layer.arguments["tgt_key_padding_mask"] if layer.module.multihead_attn is self.module else None
+
+    def _tokens(self) -> int | None:
+        """How long the sequences were before the encoder made a nested tensor of them."""
+        within = self.outer
+        while within is not None and within.kind is not nn.TransformerEncoder:
+            within = within.outer
+        src = None if within is None else within.arguments["src"]
+        return None if src is None or src.is_nested else src.shape[1]
+
+
+_running: ContextVar[_Running | None] = ContextVar("clearhead_torch_module", default=None)
+_projected: ContextVar[list[Tensor] | None] = ContextVar("clearhead_projected", default=None)
+
+
+@contextmanager
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def _bound(function: Function, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+# --- the modules --------------------------------------------------------------------------------------------
+
+
+def _watched(kind: type[nn.Module]) -> Replacement:
+    def wrap(original: Function) -> Function:
+        @functools.wraps(original)
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            observer = current()
+            if observer is None or not observer.running or observer.inside:
+                return original(self, *args, **kwargs)
+            outer = _running.get()
+            known = {} if outer is None else outer.known
+            arguments = functools.partial(_bound, original, self, *args, **kwargs)
+            running = _Running(kind, self, len(observer.modules), arguments, outer, known)
+            # PyTorch looks for a function mode where it has a fast path; only the decoder layer has none.
+            quiet = nullcontext() if kind is nn.TransformerDecoderLayer else observer.stepped_out()
+            with _set(_running, running), quiet:
+                return original(self, *args, **kwargs)
+
+        return forward
+
+    return Replacement(kind, "forward", wrap)
+
+
+def _stepping_in(original: Function) -> Function:
+    @functools.wraps(original)
+    def _sa_block(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        observer = current()
+        if observer is None or not observer.running:
+            return original(self, *args, **kwargs)
+        with observer.stepped_in():
+            return original(self, *args, **kwargs)
+
+    return _sa_block
+
+
+# --- the functions ------------------------------------------------------------------------------------------
+
+Report = Callable[[_Running | None, list[Tensor], Function, tuple[Any, ...], dict[str, Any]], Call]
+
+
+def _reporting(owner: Any, name: str, report: Report) -> Replacement:
+    def wrap(original: Function) -> Function:
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                torch._dynamo.graph_break()  # this call then runs in Python
+            observer = current()
+            if observer is None or not observer.running or observer.inside:
+                return original(*args, **kwargs)
+            with observer.taken():
+                projected: list[Tensor] = []
+                with _set(_projected, projected):
+                    result = original(*args, **kwargs)
+                running = _running.get()
+                own = running if running is not None and running.depth == len(observer.modules) else None
+                call = report(own, projected, original, args, kwargs)
+                observer.see(call, observer.modules[-1] if own is None else own.attention)
+            return result
+
+        return function
+
+    return Replacement(owner, name, wrap)
+
+
+def _python(
+    own: _Running | None,
+    projected: list[Tensor],
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Call:
+    arguments = _bound(function, *args, **kwargs)
+    if own is not None and own.kind is nn.MultiheadAttention:
+        given = own.given()
+    else:  # called by somebody else, as CLIP does
+        given = Given(arguments["attn_mask"], arguments["key_padding_mask"], arguments["is_causal"])
+    return read_python(given, projected, arguments)
+
+
+def _kernel(read: Callable[..., Call], kind: type[nn.Module]) -> Report:
+    def report(own: _Running | None, projected: list[Tensor], function: Function, args: Any, kwargs: Any) -> Call:
+        if own is None or own.kind is not kind:
+            raise RecordingError(
+                f"torch.{function.__name__} was not called by nn.{kind.__name__}.forward, whose kernel it is: what its"
+                " masks mean is not known. Call the forward of that class, or F.scaled_dot_product_attention."
+            )
+        return read(own.given(), *args, **kwargs)
+
+    return report
+
+
+def _noting(name: str) -> Replacement:
+    """Within `F.multi_head_attention_forward`: q, k and v as they were projected, with their autograd graph."""
+
+    def wrap(original: Function) -> Function:
+        @functools.wraps(original)
+        def project(*args: Any, **kwargs: Any) -> Any:
+            result, projected = original(*args, **kwargs), _projected.get()
+            if projected is not None:
+                projected[:] = result
+            return result
+
+        return project
+
+    return Replacement(F, name, wrap)
+
+
+_ALWAYS = (
+    _watched(nn.TransformerEncoder),
+    _watched(nn.TransformerEncoderLayer),
+    _watched(nn.TransformerDecoderLayer),
+    _watched(nn.MultiheadAttention),
+    _reporting(torch, "_transformer_encoder_layer_fwd", _kernel(read_layer, nn.TransformerEncoderLayer)),
+    _reporting(torch, "_native_multi_head_attention", _kernel(read_native, nn.MultiheadAttention)),
+    _reporting(F, "multi_head_attention_forward", _python),
+    _noting("_in_projection_packed"),
+    _noting("_in_projection"),
+)
+_blocks: dict[type, Replacement] = {}  # one per class, so that blocks in several threads share the count
+
+
+def replacements(model: nn.Module) -> list[Replacement]:
+    """Those for every model; and for encoder layers of this one that call attention in a method of their own.
+
+    That method runs off the fast path only, within a forward that the function mode had to leave.
+    """
+    base = nn.TransformerEncoderLayer
+    classes = {cls for layer in model.modules() if isinstance(layer, base) for cls in type(layer).__mro__}
+    owners = [cls for cls in classes - {base} if "_sa_block" in vars(cls)]
+    return [*_ALWAYS, *(_blocks.setdefault(owner, Replacement(owner, "_sa_block", _stepping_in)) for owner in owners)]
