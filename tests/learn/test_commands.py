@@ -76,7 +76,9 @@ def test_the_list_shows_how_far_one_is(clearhead_: Any, answer: Any, right: str)
     assert clearhead_("check", "7").exit_code == 0
     answer(UNREAD)
     clearhead_("check", "7")
-    assert clearhead_("learn").stdout.startswith(" 7  Doubling  2 of 2 exercises  ✓ ✓\n"), "what passed once counts"
+    after = clearhead_("learn").stdout
+    assert after.startswith(" 7  Doubling  2 of 2 exercises  ✓ ✓\n")
+    assert "✓ has passed once; that stays counted, whatever the file holds now." in after
 
 
 def test_a_lesson_comes_as_notebook_script_and_exercises(clearhead_: Any) -> None:
@@ -98,6 +100,7 @@ def test_exercises_are_stubs_that_python_can_read(clearhead_: Any) -> None:
     clearhead_("learn", "7")
     text = Path("clearhead-lesson-7/exercises.py").read_text()
     assert text.startswith('"""Exercises of lesson 7: Doubling.\n')
+    assert f"\n    {folder.program('clearhead')} check 7\n" in text
     assert text.count("raise NotImplementedError  # your code here") == 2
     assert "x + x" not in text
     namespace: dict[str, Any] = {}
@@ -227,9 +230,12 @@ def test_reset_keeps_what_was_written(clearhead_: Any, answer: Any, right: str) 
     file = answer(right)
     clearhead_("check", "7")
     for number in (1, 2):
+        file.write_text(right)
         done = clearhead_("check", "7", "--reset")
         assert done.exit_code == 0
         assert f"kept as exercises-old-{number}.py beside it" in done.stdout
+    assert clearhead_("check", "7", "--reset").stdout.endswith("nothing of lesson 7 counts as done.\n")
+    assert files() == ["exercises-old-1.py", "exercises-old-2.py", "exercises.py"], "nothing to keep the third time"
     assert file.with_name("exercises-old-1.py").read_text() == right
     assert "raise NotImplementedError" in file.read_text()
     assert clearhead_("learn").stdout.startswith(" 7  Doubling  0 of 2")
@@ -240,7 +246,7 @@ def test_a_seed_repeats_the_inputs(clearhead_: Any, answer: Any) -> None:
 
     def printed(*arguments: str) -> tuple[str, str]:
         out = clearhead_("check", "7", *arguments).stdout
-        return re.search(r"\[.*\]", out)[0], re.search(r"seed (\d+)", out)[1]  # type: ignore[index]
+        return re.search(r"\[.*\]", out)[0], re.search(r"--seed (\d+)", out)[1]  # type: ignore[index]
 
     first, seed = printed()
     assert printed("--seed", seed) == (first, seed)
@@ -288,9 +294,29 @@ def test_from_python_the_report_shows_itself(in_this_process: None, answer: Any,
     report = check(7, seed=3)
     assert (report.passed, report.first_open) == (False, "Doubler")
     assert repr(report).splitlines()[:2] == [f"Checked {file}", "✓ double"]
-    assert repr(report).endswith("1 of 2 exercises pass. (The same inputs again: seed 3)")
+    assert repr(report).endswith("1 of 2 exercises pass. (The same inputs again: --seed 3, or seed=3 in Python)")
     answer(right)
     assert repr(check(7, file.parent)).endswith("All 2 exercises of lesson 7 pass.")
+
+
+def test_what_is_printed_is_broken_between_words_and_cut_without_a_count(clearhead_: Any, answer: Any) -> None:
+    answer("def double(x):\n    print('a longer warning ' * 20)\n    print('\\n  0.1  0.2' * 20)\n    return 2 * x\n")
+    lines = clearhead_("check", "7").stdout.split("\n")
+    start = lines.index("    It printed:") + 1
+    assert all(len(line) <= 96 for line in lines[start : start + 4])
+    assert " ".join(" ".join(lines[start : start + 4]).split()) == "a longer warning " * 19 + "a longer warning"
+    assert lines[start + 4 : start + 6] == ["        0.1  0.2"] * 2
+    assert lines[start + 10] == "      … and more"
+
+
+def test_a_terminal_that_does_not_know_the_command_is_told_the_path(
+    clearhead_: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    path = Path(sys.executable).parent / "clearhead"
+    assert f"{path} learn 7" in " ".join(clearhead_("check", "7").stderr.split())
+    assert f"\n  {path} check 7\n" in clearhead_("learn", "7").stdout
+    assert f"\n    {path} check 7\n" in Path("clearhead-lesson-7/exercises.py").read_text()
 
 
 def test_what_code_says_is_not_obeyed_by_the_terminal(clearhead_: Any, answer: Any) -> None:
@@ -304,6 +330,7 @@ def test_listing_needs_no_torch_and_is_quick(here: Path) -> None:
     code = "import sys; from clearhead.learn import commands; commands.list_lessons(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("False\n"), done.stderr
+    assert "The first lesson, on why attention was invented, is to come.\n" in done.stdout
 
 
 def test_without_jupytext_it_says_what_to_install(here: Path) -> None:

@@ -205,8 +205,9 @@ WRONG["SelfAttention"] = {
     "only weights": ("now take it", lambda self, x: weights(self.W_query(x), self.W_key(x))),
     "input mixed": ("words themselves are mixed", lambda self, x: weights(self.W_query(x), self.W_key(x)) @ x),
     "queries as keys": ("both from one", lambda self, x: weights(self.W_query(x), self.W_query(x)) @ self.W_value(x)),
-    "not projected": ("Project first", lambda self, x: weights(x, x) @ self.W_value(x)),
-    "keys that ask": ("roles are swapped", lambda self, x: weights(self.W_key(x), self.W_query(x)) @ self.W_value(x)),
+    "not projected": ("projections are missing", lambda self, x: weights(x, x) @ self.W_value(x)),
+    "nothing projected": ("projections are missing", lambda self, x: weights(x, x) @ x),
+    "keys that ask": ("W_query makes q", lambda self, x: weights(self.W_key(x), self.W_query(x)) @ self.W_value(x)),
     "detached weights": (
         "No gradient reaches W_query",
         lambda self, x: weights(self.W_query(x), self.W_key(x)).detach() @ self.W_value(x),
@@ -347,7 +348,18 @@ WRONG["CausalAttention"] = {
     "no scale": ("are not scaled", lambda self, x: causal(self, x, factor=1)),
     "by the width of the input": ("another width", lambda self, x: causal(self, x, factor=x.shape[-1] ** -0.5)),
     "softmax over queries": ("Each column adds up to 1", lambda self, x: causal(self, x, dim=1)),
-    "softmax over texts": ("Texts of the batch", lambda self, x: causal(self, x, dim=0).nan_to_num(0.0)),
+    "softmax over texts": ("dimension 0 is the texts", lambda self, x: causal(self, x, dim=0)),
+    "softmax over texts, no NaN": ("Texts of the batch", lambda self, x: causal(self, x, dim=0).nan_to_num(0.0)),
+    "keys that ask": (
+        "W_query makes q",
+        lambda self, x: F.scaled_dot_product_attention(
+            self.W_key(x), self.W_query(x), self.W_value(x), is_causal=True
+        ),
+    ),
+    "nothing projected": (
+        "projections are missing",
+        lambda self, x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    ),
     "keys mixed": (
         "keys are mixed",
         lambda self, x: F.scaled_dot_product_attention(self.W_query(x), *[self.W_key(x)] * 2, is_causal=True),
@@ -420,9 +432,14 @@ def sum_over_heads(self: Any, x: Tensor) -> Tensor:
     return torch.einsum("bhtd,ohd->bto", heads(self, x), W_out) + self.out_proj.bias
 
 
-def competing(self: Any, x: Tensor) -> Tensor:
+def competing(self: Any, x: Tensor, dim: int, nan: float = math.nan) -> Tensor:
     q, k, v = (split(whole, self.num_heads) for whole in projected(self, x))
-    return self.out_proj(merged(softmax(hide(q @ k.mT / q.shape[-1] ** 0.5), 1).nan_to_num(0.0) @ v))
+    return self.out_proj(merged(softmax(hide(q @ k.mT / q.shape[-1] ** 0.5), dim).nan_to_num(nan) @ v))
+
+
+def keys_that_ask(self: Any, x: Tensor) -> Tensor:
+    q, k, v = (split(whole, self.num_heads) for whole in projected(self, x))
+    return self.out_proj(merged(F.scaled_dot_product_attention(k, q, v, is_causal=True)))
 
 
 RIGHT["MultiHeadAttention"] = {
@@ -453,7 +470,11 @@ WRONG["MultiHeadAttention"] = {
     ),
     "no scale": ("are not scaled", lambda self, x: self.out_proj(merged(heads(self, x, scale=1.0)))),
     "looks ahead": ("what comes after them", lambda self, x: self.out_proj(merged(heads(self, x, causal=False)))),
-    "softmax over heads": ("runs over the heads", competing),
+    "softmax over texts": ("dimension 0, the texts", lambda self, x: competing(self, x, 0)),
+    "softmax over heads": ("dimension 1, the heads", lambda self, x: competing(self, x, 1)),
+    "softmax over heads, no NaN": ("dimension 1, the heads", lambda self, x: competing(self, x, 1, nan=0.0)),
+    "softmax over queries": ("Each column adds up to 1", lambda self, x: competing(self, x, 2)),
+    "keys that ask": ("W_query makes q", keys_that_ask),
 }
 
 # --- the tests -----------------------------------------------------------------------------------------------------

@@ -242,6 +242,11 @@ def judge(answer: Callable[[str], Path], judge_here: Callable[..., Outcome]) -> 
         ),
         (double("raise NotImplementedError()  # no stub"), "unwritten", "Not written yet"),
         (
+            "def helper(x):\n    raise NotImplementedError\n" + double("return helper(x)"),
+            "unwritten",
+            "^Not written yet: helper, which double calls: exercises.py, line 2.$",
+        ),
+        (
             double("y = x", "return y @ y.new_zeros(4, 5)"),
             "failed",
             "raised RuntimeError: .*\nexercises.py, line 3: return y @",

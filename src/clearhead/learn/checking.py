@@ -56,8 +56,8 @@ class Report:
         count, total = sum(outcome.passed for outcome in self.outcomes), len(self.lesson.exercises)
         if count == total:
             return f"All {total} exercises of lesson {self.lesson.number} pass."
-        repeat = f" (The same inputs again: seed {self.seed})" if any(map(_depends, self.outcomes)) else ""
-        return f"{count} of {total} exercises pass.{repeat}"
+        again = f" (The same inputs again: --seed {self.seed}, or seed={self.seed} in Python)"
+        return f"{count} of {total} exercises pass.{again if any(map(_depends, self.outcomes)) else ''}"
 
     def __repr__(self) -> str:
         return "\n".join([f"Checked {self.file}", *map(describe, self.outcomes), self.summary])
@@ -126,15 +126,15 @@ def _told_where(outcome: Outcome, lesson: Lesson, file: Path) -> Outcome:
 
 def describe(outcome: Outcome) -> str:
     """The outcome in lines, safe to print: what the code raised and printed may hold anything."""
-    lines = [f"{MARKS[outcome.verdict]} {outcome.name}", *_wrapped(outcome.message)]
-    printed = outcome.printed.split("\n") if outcome.printed else []
+    lines = [f"{MARKS[outcome.verdict]} {outcome.name}", *_wrapped(outcome.message, "    ")]
+    printed = list(_wrapped(outcome.printed, "      "))
     if printed:
-        lines += ["    It printed:", *(f"      {plain(line.expandtabs())[:_WIDTH]}" for line in printed[:_LINES])]
+        lines += ["    It printed:", *printed[:_LINES]]
     if len(printed) > _LINES:
-        lines.append(f"      … and {len(printed) - _LINES} more lines")
+        lines.append("      … and more")
     return "\n".join(lines)
 
 
-def _wrapped(message: str) -> Iterator[str]:
-    for line in message.split("\n") if message else []:
-        yield from textwrap.wrap(plain(line.expandtabs()), _WIDTH, initial_indent="    ", subsequent_indent="    ")
+def _wrapped(text: str, indent: str) -> Iterator[str]:
+    for line in text.split("\n"):
+        yield from textwrap.wrap(plain(line.expandtabs()), _WIDTH, initial_indent=indent, subsequent_indent=indent)

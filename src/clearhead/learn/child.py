@@ -97,7 +97,7 @@ def _judge(exercise: Exercise, file: Path, state: Path, seed: int) -> dict[str, 
     except Wrong as wrong:
         verdict, message = "wrong", str(wrong)
     except BaseException as error:  # sys.exit and the like: all that learners write ends here
-        verdict, message = _verdict_on(error, file, "answer" if loaded else "file")
+        verdict, message = _verdict_on(error, exercise, file, "answer" if loaded else "file")
     return {"verdict": verdict, "message": message, "loaded": loaded}
 
 
@@ -124,7 +124,7 @@ def _answer(exercise: Exercise, module: ModuleType, file: Path) -> Any:
     return answer
 
 
-def _verdict_on(error: BaseException, file: Path, what: str) -> tuple[str, str]:
+def _verdict_on(error: BaseException, exercise: Exercise, file: Path, what: str) -> tuple[str, str]:
     """In words, with the last line of the learner's own that was reached."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent == file.parent]
     if isinstance(error, SyntaxError) and not frames:
@@ -132,10 +132,12 @@ def _verdict_on(error: BaseException, file: Path, what: str) -> tuple[str, str]:
         return "failed", f"Python cannot read your file: {error.msg}{where}"
     if not frames:
         return "failed", f"The check could not use your {what}. {_text(error)}"
-    last = frames[-1]
+    first, last = frames[0], frames[-1]
     if isinstance(error, NotImplementedError) and "NotImplementedError" in (last.line or ""):
-        return "unwritten", f"Not written yet: {file.name}, line {last.lineno}."
-    return "failed", f"{_reason(error)}\n{_line(Path(last.filename), last.lineno or 0, last.line)}"
+        other = f"{last.name}, which {exercise.name} calls: " if last.name != first.name else ""
+        return "unwritten", f"Not written yet: {other}{file.name}, line {last.lineno}."
+    shown = f"{_reason(error)}\n{_line(Path(last.filename), last.lineno or 0, last.line)}"
+    return "failed", f"{shown}\n{exercise.remark(shown)}".rstrip()
 
 
 def _reason(error: BaseException) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from clearhead._plain import plain
 from clearhead.learn.checking import Report, check, describe
 from clearhead.learn.exercise import Exercise
 from clearhead.learn.exercises import exercises_of
-from clearhead.learn.folder import exercise_file, reset, write
+from clearhead.learn.folder import exercise_file, program, reset, write
 from clearhead.learn.lessons import Lesson, all_lessons, find_lesson
 from clearhead.learn.progress import Record, progress, update
 
@@ -28,8 +26,11 @@ def list_lessons() -> None:
         marks = " ".join("✓" if passed else "○" for passed in done)
         count = f"{sum(done)} of {len(done)} exercises" if done else "no exercises"
         print(f"{lesson.number:>2}  {lesson.title:<{width}}  {count}  {marks}".rstrip())
-    clearhead = _program("clearhead")
-    print(f"\nStart lesson N: {clearhead} learn N      Check its exercises: {clearhead} check N")
+    if lessons[0].number == 2:
+        print("The first lesson, on why attention was invented, is to come.")
+    clearhead = program("clearhead")
+    print("\n✓ has passed once; that stays counted, whatever the file holds now.")
+    print(f"Start lesson N: {clearhead} learn N      Check its exercises: {clearhead} check N")
 
 
 def start_lesson(number: int, folder: Path | None) -> None:
@@ -42,11 +43,11 @@ def start_lesson(number: int, folder: Path | None) -> None:
     for name, new in written.items():
         print(plain(f"  {folder / name}{'' if new else '   was there and is left as it is'}"))
     print("Open it, one of:")
-    print(f"  the notebook in VS Code, Colab or Jupyter ({_program('python')} -m pip install jupyterlab)")
-    print(plain(f"  cd {shlex.quote(str(folder))} && {_program('python')} {lesson.path.name}"))
+    print(f"  the notebook in VS Code, Colab or Jupyter ({program('python')} -m pip install jupyterlab)")
+    print(plain(f"  cd {shlex.quote(str(folder))} && {program('python')} {lesson.path.name}"))
     if lesson.exercises:
         print(plain(f"Then write what is missing in {folder / 'exercises.py'}, and see whether it is right:"))
-        print(f"  {_program('clearhead')} check {number}")
+        print(f"  {program('clearhead')} check {number}")
 
 
 def check_lesson(
@@ -76,7 +77,8 @@ def reset_lesson(number: int, folder: Path | None) -> None:
     kept = reset(lesson, file)
     update(number, _forget)
     print(plain(f"{file} is as it was at the beginning, and nothing of lesson {number} counts as done."))
-    print(plain(f"What you had written is kept as {kept.name} beside it."))
+    if kept is not None:
+        print(plain(f"What you had written is kept as {kept.name} beside it."))
 
 
 def _remember(folder: Path, record: Record) -> None:
@@ -92,11 +94,11 @@ def _show_next(report: Report) -> None:
     if not report.outcomes[0].loaded:
         return
     if not report.passed:
-        print(f"Stuck? {_program('clearhead')} check {number} --hint   (or --solution)")
+        print(f"Stuck? {program('clearhead')} check {number} --hint   (or --solution)")
         return
     following = [lesson for lesson in all_lessons() if lesson.number > number]
     if following:
-        print(f"Next: {_program('clearhead')} learn {following[0].number}   {following[0].title}")
+        print(f"Next: {program('clearhead')} learn {following[0].number}   {following[0].title}")
 
 
 def _show_hint(report: Report) -> None:
@@ -113,7 +115,7 @@ def _show_hint(report: Report) -> None:
     for count, hint in enumerate(hints[:given], 1):
         print(f"Hint {count} of {len(hints)} for {name}: {hint}")
     if given == len(hints):
-        print(f"There are no more hints. One way to write it: {_program('clearhead')} check {number} --solution")
+        print(f"There are no more hints. One way to write it: {program('clearhead')} check {number} --solution")
 
 
 def _show_solution(report: Report) -> None:
@@ -124,10 +126,3 @@ def _show_solution(report: Report) -> None:
 
 def _exercise(lesson: Lesson, name: str) -> Exercise:
     return next(exercise for exercise in exercises_of(lesson.number) if exercise.name == name)
-
-
-def _program(name: str) -> str:
-    """How to call it from any folder: by its name if that finds the one beside this Python, else by its path."""
-    path = Path(sys.executable).parent / name
-    found = shutil.which(name)
-    return name if found and Path(found).absolute() == path else shlex.quote(str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ class Exercise:
             `nn`, `F` (`torch.nn.functional`), `Tensor` and `clearhead`, which the learner's file imports.
         check: called with the learner's function or class and a freshly seeded generator; raises `Wrong`.
         hints: from the gentle to the plain.
+        slips: what to say in terms of the idea where the learner's code raises: (pattern, sentence). The pattern is
+            searched in the error's text and, below it, the line of code; the first that is found counts.
 
     >>> def double(x: float) -> float:
     ...     '''Twice x.'''
@@ -46,11 +49,16 @@ class Exercise:
     solution: Callable[..., Any]
     check: Callable[[Any, torch.Generator], None]
     hints: tuple[str, ...]
+    slips: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
         """Of the function or class, in the learner's file as in ours."""
         return self.solution.__name__
+
+    def remark(self, error: str) -> str:
+        """What to say about an error that is shown like this; empty if nothing is known of it."""
+        return next((sentence for pattern, sentence in self.slips if re.search(pattern, error)), "")
 
     @property
     def source(self) -> str:

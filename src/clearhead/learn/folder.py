@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,15 @@ from clearhead.learn.exercises import exercises_of
 from clearhead.learn.lessons import Lesson
 from clearhead.learn.progress import progress
 
-__all__ = ["exercise_file", "in_notebook", "reset", "write"]
+__all__ = ["exercise_file", "in_notebook", "program", "reset", "write"]
 
 EXERCISES = "exercises.py"
 
 _HEADER = '''"""Exercises of lesson {number}: {title}.
 
-Write what is missing, save this file, and run:   clearhead check {number}
-Stuck?                                            clearhead check {number} --hint
-One way to write it:                              clearhead check {number} --solution
+Write what is missing, save this file, and run:
+    {command}
+Stuck? Add --hint. One way to write it: add --solution. From the beginning: add --reset.
 """
 
 import math
@@ -64,14 +67,24 @@ def write(lesson: Lesson, folder: Path) -> dict[str, bool]:
 
 def _exercises(lesson: Lesson) -> str:
     stubs = (f"\n\n{exercise.stub}\n" for exercise in exercises_of(lesson.number))
-    return _HEADER.format(number=lesson.number, title=lesson.title) + "".join(stubs)
+    command = f"{program('clearhead')} check {lesson.number}"
+    return _HEADER.format(number=lesson.number, title=lesson.title, command=command) + "".join(stubs)
 
 
-def reset(lesson: Lesson, file: Path) -> Path:
+def program(name: str) -> str:
+    """How to call it from any folder: by its name if that finds the one beside this Python, else by its path."""
+    path = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    return name if found and Path(found).absolute() == path else shlex.quote(path.as_posix())
+
+
+def reset(lesson: Lesson, file: Path) -> Path | None:
     """Start the exercises anew; the file as it was stays beside it under a new name.
 
-    Returns: that name.
+    Returns: that name; None where nothing was written yet, and nothing is to be kept.
     """
+    if file.read_bytes() == _exercises(lesson).encode():
+        return None
     number = 1
     while os.path.lexists(kept := file.with_name(f"{file.stem}-old-{number}.py")):
         number += 1
@@ -102,14 +115,14 @@ def exercise_file(lesson: Lesson, folder: Path | None) -> Path:
     looked = " or ".join(dict.fromkeys(str((place / EXERCISES).absolute()) for place in places))
     raise LessonError(
         f"there is no file {looked}. The check reads {EXERCISES} and nothing else: write it with "
-        f"clearhead learn {lesson.number}, or name its folder with --folder"
+        f"{program('clearhead')} learn {lesson.number}, or name its folder with --folder"
     )
 
 
 def _is_here(lesson: Lesson) -> bool:
-    """Whether the current folder's exercises are this lesson's, by the command in their first lines."""
+    """Whether the current folder's exercises are this lesson's, by their first line."""
     try:
-        return f"clearhead check {lesson.number}\n" in Path(EXERCISES).read_text("utf-8")
+        return f"Exercises of lesson {lesson.number}: " in Path(EXERCISES).read_text("utf-8")
     except (OSError, ValueError):
         return False
 

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from clearhead.learn.exercise import Wrong, unchanged
 
 __all__ = [
+    "EXCHANGED",
     "HOLDS_NAN",
+    "NO_PROJECTION",
     "Mistakes",
     "attention_mistakes",
     "build",
@@ -79,6 +81,15 @@ LOST_SHARE = (
 ZERO_SCORE = (
     "Hidden scores were set to 0, and 0 is an ordinary score: exp(0) = 1, so the future still gets weight. exp gives 0"
     " only for -inf."
+)
+
+EXCHANGED = (
+    "The roles are swapped: each key shares itself out over the queries. W_query makes q, W_key makes k, and rows"
+    " belong to queries: q @ k.T, not k @ q.T."
+)
+NO_PROJECTION = (
+    "The projections are missing: x is compared with itself, as in lesson 2. Project first: q = W_query(x), k ="
+    " W_key(x), v = W_value(x)."
 )
 
 # --- inputs --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.learn.exercise import Exercise
-from clearhead.learn.exercises import judging
+from clearhead.learn.exercises import judging, slips
 
 __all__ = ["EXERCISES", "context_vectors", "dot_scores", "softmax"]
 
@@ -159,6 +159,7 @@ EXERCISES = (
             "x @ y multiplies rows of x with columns of y. How do rows of x become columns?",
             "x.T has them: (T, d) times (d, T) gives (T, T).",
         ),
+        slips=slips.PRODUCTS,
     ),
     Exercise(
         softmax,
@@ -168,6 +169,7 @@ EXERCISES = (
             "Along a row means dim=-1. keepdim=True keeps (T, 1), which lines up with (T, S) row by row.",
             "scores.max(dim=-1, keepdim=True).values is the largest of each row.",
         ),
+        slips=slips.PRODUCTS,
     ),
     Exercise(
         context_vectors,
@@ -176,5 +178,6 @@ EXERCISES = (
             "Scores, then weights, then the mix: three lines, of which you have written two already.",
             "The mix of word t is Σ_s weights[t, s] · x[s]: a matrix product again.",
         ),
+        slips=slips.PRODUCTS,
     ),
 )

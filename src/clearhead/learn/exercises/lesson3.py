@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.learn.exercise import Exercise, Wrong
-from clearhead.learn.exercises import judging
+from clearhead.learn.exercises import judging, slips
 
 __all__ = ["EXERCISES", "SelfAttention", "attention", "scaled_weights"]
 
@@ -66,9 +66,6 @@ PAIR_REVERSED = "Output and weights are in the wrong order: first the mix (T, d_
 ONE_PROJECTION = (
     "Queries and keys are the same here, both from one projection. A word may look for something else than what it is"
     " found by: W_query makes q, W_key makes k."
-)
-NO_PROJECTION = (
-    "x is compared with itself, as in lesson 2. Project first: q = W_query(x), k = W_key(x), v = W_value(x)."
 )
 NO_GRADIENT = (
     "No gradient reaches {}: training could never change it. Use the layer, self.{}(x), without .data, .detach() or"
@@ -157,12 +154,10 @@ def _layer_mistakes(x: Tensor, W_query: Tensor, W_key: Tensor, W_value: Tensor) 
         *((message, wrong) for message, wrong in _mix_mistakes(weights, q, k, v)),
         (QUERIES_MIXED, weights @ q),
         (INPUT_MIXED, weights @ x),
-        (ROLES_SWAPPED, scaled_weights(k, q) @ v),
+        (judging.EXCHANGED, scaled_weights(k, q) @ v),
         (ONE_PROJECTION, scaled_weights(q, q) @ v),
         (ONE_PROJECTION, scaled_weights(k, k) @ v),
-        (NO_PROJECTION, scaled_weights(x, x) @ v),
-        (NO_PROJECTION, plain @ v),
-        (NO_PROJECTION, plain @ x),
+        *((judging.NO_PROJECTION, wrong @ mixed) for wrong in (scaled_weights(x, x), plain) for mixed in (v, x)),
     ]
 
 
@@ -185,6 +180,7 @@ EXERCISES = (
             "Which way round? Row t belongs to query t, so q comes first, and k is turned: q @ k.T.",
             "d_k is q.shape[-1]; its root is math.sqrt(q.shape[-1]).",
         ),
+        slips=slips.PRODUCTS,
     ),
     Exercise(
         attention,
@@ -194,6 +190,7 @@ EXERCISES = (
             "The output is a mix of values: row t is Σ_s weights[t, s] · v[s].",
             "return weights @ v, weights",
         ),
+        slips=slips.PRODUCTS,
     ),
     Exercise(
         SelfAttention,
@@ -203,5 +200,6 @@ EXERCISES = (
             "Then it is the attention you have written: you may call it, attention(q, k, v)[0].",
             "The scores are divided by the root of the width of q, which is d_out, not d_in.",
         ),
+        slips=slips.LAYERS,
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.learn.exercise import Exercise, Wrong
-from clearhead.learn.exercises import judging
+from clearhead.learn.exercises import judging, slips
 
 __all__ = ["EXERCISES", "CausalAttention", "causal_weights", "drop_weights"]
 
@@ -98,7 +98,10 @@ DROPPED_ELSEWHERE = (
     " the values."
 )
 KEYS_MIXED = "The keys are mixed. What a word gives is its value: weights @ v."
-BATCH_MIXED = "Texts of the batch influence each other. Transpose the last two dimensions only: k.transpose(1, 2)."
+BATCH_MIXED = (
+    "Texts of the batch influence each other. Transpose the last two dimensions only, k.transpose(1, 2), and let the"
+    " softmax run over the last, dim=-1; dimension 0 is the texts."
+)
 
 
 def check_causal_weights(answer: Callable[..., Any], generator: torch.Generator) -> None:
@@ -176,7 +179,12 @@ def _explain_low(got: Tensor, scores: Tensor) -> None:
 def _layer_mistakes(x: Tensor, W_query: Tensor, W_key: Tensor, W_value: Tensor) -> judging.Mistakes:
     q, k, v = x @ W_query, x @ W_key, x @ W_value
     wrong = judging.attention_mistakes(q, k, other_width=x.shape[-1], causal=True)
-    return [*((message, weights @ v) for message, weights in wrong), (KEYS_MIXED, _mixed(q, k, k))]
+    return [
+        *((message, weights @ v) for message, weights in wrong),
+        (KEYS_MIXED, _mixed(q, k, k)),
+        (judging.EXCHANGED, _mixed(k, q, v)),
+        *((judging.NO_PROJECTION, _mixed(x, x, mixed)) for mixed in (v, x)),
+    ]
 
 
 def _check_still(layer: nn.Module, x: Tensor) -> None:
@@ -231,6 +239,7 @@ EXERCISES = (
             "torch.ones(T, T, dtype=torch.bool).triu(diagonal=1) is True above the diagonal.",
             "scores.masked_fill(later, -math.inf), then the softmax with dim=-1.",
         ),
+        slips=slips.PRODUCTS,
     ),
     Exercise(
         drop_weights,
@@ -249,5 +258,6 @@ EXERCISES = (
             "A batch has a dimension in front: k.transpose(1, 2) turns the last two, where k.T would turn all.",
             "F.dropout(weights, self.dropout, self.training) does nothing after layer.eval().",
         ),
+        slips=slips.BATCHES,
     ),
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.learn.exercise import Exercise
-from clearhead.learn.exercises import judging
+from clearhead.learn.exercises import judging, slips
 
 __all__ = ["EXERCISES", "MultiHeadAttention", "merge_heads", "split_heads"]
 
@@ -80,7 +80,8 @@ NO_OUT_PROJ = (
 )
 NO_OUT_BIAS = "out_proj has a bias as well: apply the layer, self.out_proj(merged), not its weight alone."
 ONE_HEAD = "There is one wide head, not several. Split q, k and v into num_heads pieces before they meet."
-OVER_HEADS = "The softmax runs over the heads. Heads do not compete with each other, keys do: dim=-1."
+OVER_HEADS = "The softmax runs over dimension 1, the heads. Heads do not compete with each other, keys do: dim=-1."
+OVER_TEXTS = "The softmax runs over dimension 0, the texts. Texts know nothing of each other; keys compete: dim=-1."
 
 
 def check_split_heads(answer: Callable[..., Any], generator: torch.Generator) -> None:
@@ -182,8 +183,9 @@ def _layer_mistakes(x: Tensor, H: int, W: dict[str, Tensor], bias: Tensor) -> ju
 def _ways(q: Tensor, k: Tensor, v: Tensor, H: int) -> judging.Mistakes:
     """The heads' outputs (B, H, T, D) with typical mistakes inside the heads."""
     weights = judging.attention_mistakes(q, k, other_width=H * q.shape[-1], causal=True)
-    over = _seen(q, k).softmax(1).nan_to_num(0.0)
-    return [(message, wrong @ v) for message, wrong in [*weights, (OVER_HEADS, over)]]
+    over = [(OVER_TEXTS, _seen(q, k).softmax(0)), (OVER_HEADS, _seen(q, k).softmax(1))]  # NaN where all is hidden
+    found = [*weights, *over, *((message, wrong.nan_to_num(0.0)) for message, wrong in over)]
+    return [(message, wrong @ v) for message, wrong in [*found, (judging.EXCHANGED, _seen(k, q).softmax(-1))]]
 
 
 def _head_mistakes(whole: list[Tensor], H: int) -> judging.Mistakes:
@@ -212,6 +214,7 @@ EXERCISES = (
             "The last one, H·D, into H and D: x.view(B, T, H, D). Now each word has its pieces, but words come first.",
             "transpose(1, 2) exchanges words and heads.",
         ),
+        slips=slips.HEADS,
     ),
     Exercise(
         merge_heads,
@@ -220,6 +223,7 @@ EXERCISES = (
             "Undo the two steps of split_heads, the last one first.",
             "After transpose the numbers lie in another order than they are read: view refuses, reshape copies them.",
         ),
+        slips=slips.HEADS,
     ),
     Exercise(
         MultiHeadAttention,
@@ -229,5 +233,6 @@ EXERCISES = (
             "The attention is lesson 4's, with two dimensions in front: scores (B, H, T, T), softmax over the last.",
             "d_k is the width of one head, q.shape[-1] after the split. At the end: self.out_proj(merged).",
         ),
+        slips=slips.HEADS + slips.BATCHES,
     ),
 )
