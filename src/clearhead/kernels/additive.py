@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.kernels.grouped import fold
+from clearhead.kernels.grouped import fold, no_autocast
 from clearhead.kernels.tiles import TILE_ELEMENTS
 
 
@@ -26,7 +26,8 @@ def scores(q: Tensor, k: Tensor, score: Tensor) -> Tensor:
 
 
 def _part(q: Tensor, k: Tensor, score: Tensor) -> Tensor:
-    return torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ score
+    with no_autocast(q.device):
+        return torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ score
 
 
 def _again(q: Tensor, k: Tensor, score: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import DTypeError
-from clearhead.kernels.grouped import fold, grouped_matmul
+from clearhead.kernels.grouped import fold, grouped_matmul, no_autocast
 from clearhead.kernels.tiles import split
 from clearhead.masks import BoundMask, Coverage, MaskRule, block_indices
 from clearhead.scores import Bias, softcap
@@ -57,7 +56,7 @@ def attention(
     T, S = q.shape[-2], k.shape[-2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(T, S, scale, None if mask is None else mask.bind(T, S), bias, softcap, tile)
-    with _no_autocast(q):
+    with no_autocast(q.device):
         out, lse = _apply(Flash, q, k, v, scoring)
     return out.to(q.dtype), lse
 
@@ -144,7 +143,7 @@ class Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
         """The same tiles again."""
-        with _no_autocast(d_out):
+        with no_autocast(d_out.device):
             return (*_apply(Gradients, *ctx.saved_tensors, d_out, ctx.scoring), None)
 
     @staticmethod
@@ -241,11 +240,6 @@ class _Sums:
             d_scores = grouped_matmul(d_out, some_v.mT).sub_(through_sum).mul_(p).mul_(slope)
             self.q[..., rows, :] += grouped_matmul(d_scores, some_k) * self._scoring.scale
             self.k[..., cols, :] += fold(d_scores, groups).mT @ fold(q, groups) * self._scoring.scale
-
-
-def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Without this, products of float32 tiles would be rounded to bfloat16. The meta device has no autocast."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def _wide(x: Tensor) -> torch.dtype:

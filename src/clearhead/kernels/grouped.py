@@ -1,7 +1,13 @@
-"""Products of grouped heads: query head h reads key/value head h // (H/G), and K and V are never expanded."""
+"""Products of grouped heads: query head h reads key/value head h // (H/G), and K and V are never expanded.
+
+Every product of ours is computed here or under `no_autocast`: weights and statistics are float32 or wider always.
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
 from torch import Tensor
 
 
@@ -12,8 +18,15 @@ def fold(x: Tensor, groups: int) -> Tensor:
 
 
 def grouped_matmul(weights: Tensor, x: Tensor) -> Tensor:
-    """(…, H, t, s) @ (…, G, s, d), (…, H, t, d)."""
+    """(…, H, t, s) @ (…, G, s, d), (…, H, t, d), in x's dtype, under autocast too."""
     weights = weights.to(x.dtype)
-    if x.ndim < 3 or x.shape[-3] == weights.shape[-3]:
-        return weights @ x
-    return (fold(weights, x.shape[-3]) @ x).reshape(*weights.shape[:-1], x.shape[-1])
+    with no_autocast(x.device):
+        if x.ndim < 3 or x.shape[-3] == weights.shape[-3]:
+            return weights @ x
+        return (fold(weights, x.shape[-3]) @ x).reshape(*weights.shape[:-1], x.shape[-1])
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Without this, autocast would round the factors of float32 products to bfloat16. The meta device has none."""
+    there = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if there else nullcontext()

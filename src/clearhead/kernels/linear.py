@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead._format import size
-from clearhead.kernels.grouped import grouped_matmul
+from clearhead.kernels.grouped import grouped_matmul, no_autocast
 from clearhead.kernels.tiles import split
 
 
@@ -81,7 +81,7 @@ def attention(
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor, Tensor]:  # numerator (B, H, T, Dv), denominator (B, H, T, 1), sums
     """Numerator and denominator of every query, and the sums after the last key."""
-    with torch.autocast(q.device.type, enabled=False):  # sums over a long text, in half precision, stop growing
+    with no_autocast(q.device):  # sums over a long text, in half precision, stop growing
         return _attention(q, k, v, sums, is_causal, chunk)
 
 

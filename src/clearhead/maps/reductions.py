@@ -111,7 +111,7 @@ class Pool:
         touched = slice(part.start * bins // size, (part.stop - 1) * bins // size + 1)
         if not self._maximum:
             one_hot = torch.nn.functional.one_hot(bin_of - touched.start, touched.stop - touched.start)
-            return touched, weights @ one_hot.to(weights.dtype)
+            return touched, grouped_matmul(weights, one_hot.to(weights.dtype))
         # A bin is a run of at most ⌈size/bins⌉ entries; short runs repeat their last entry, harmless to a maximum.
         first = torch.searchsorted(bin_of, torch.arange(touched.start, touched.stop, device=weights.device))
         after = torch.cat([first[1:], first.new_tensor([bin_of.numel()])])
