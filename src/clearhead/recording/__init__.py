@@ -21,22 +21,23 @@ def record(
 ) -> Recorder:
     """Record every attention call of `model` inside a `with` block; its output stays bit for bit the same.
 
-    Seen are transformers models through their attention interface, whatever the implementation, and every
-    other program that calls `torch.nn.functional.scaled_dot_product_attention`. Weights are those before
-    dropout. Calls of this model in the entering thread are recorded, no others. Nothing is left behind, after
+    Seen are transformers models through their attention interface, whatever the implementation; PyTorch's own
+    `nn.MultiheadAttention` and `nn.Transformer` family, their fast path left on; and every other program that calls
+    `torch.nn.functional.scaled_dot_product_attention`. Weights are those before dropout. Calls of this model in the entering thread are recorded, no others. Nothing is left behind, after
     an exception too. Blocks may be nested and overlap.
 
     A compiled model runs uncompiled in the block, and a warning says so: torch.compile then is off for the whole
     process, other models and threads included. A compiled function inside a plain model is split at its
-    attention calls (one compiled with fullgraph=True fails).
+    attention calls (one compiled with fullgraph=True fails). An `nn.MultiheadAttention` in it then may take the fast
+    path, which PyTorch's compiler does not take: there the output is the same up to float rounding.
 
     Args:
         model: the module that is called in the block; each call of it is one pass.
         layers: numbers of the layers to keep (the order of the attention calls in a pass, from 0); None keeps
             all.
         padding: (B, tokens), True or 1 where a token is real; None reads it from the call's own 2-D
-            `attention_mask`, False takes all tokens for real. Padded queries attend to nothing, padded keys
-            get weight 0.
+            `attention_mask`, or the padding masks of PyTorch's own modules; False takes all tokens for real. Padded
+            queries attend to nothing, padded keys get weight 0.
         detach: False keeps the autograd graph, so that a loss on the maps trains the model.
 
     Returns:
@@ -49,7 +50,8 @@ def record(
             a call computes something that is not understood.
 
     Cost: O(1) a call beside holding q, k and v: no weights are computed. (An eager implementation, whose code
-    differs from model to model, is checked on one query a call.)
+    differs from model to model, is checked on one query a call. PyTorch's fast paths give out no q, k and v, which are
+    projected once more.)
 
     >>> import torch
     >>> from torch.nn import functional as F

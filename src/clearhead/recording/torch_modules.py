@@ -98,8 +98,11 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
+_signature = functools.lru_cache(maxsize=16)(inspect.signature)  # 0.1 ms each time it is made anew
+
+
 def _bound(function: Function, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
-    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
