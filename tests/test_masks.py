@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 from clearhead import DTypeError, ShapeError, masks, reference
 from clearhead.masks import Coverage, MaskRule, all_of
@@ -33,6 +34,7 @@ def simple_rules(T: int, S: int) -> dict[str, MaskRule]:
         "prefix": masks.prefix(2),
         "strided": masks.strided(3),
         "global": masks.global_tokens([1, 5, 6]),
+        "global, none": masks.global_tokens([]),
         "padded keys": masks.padding(keys=torch.rand(B, S, generator=g) > 0.5),
         "padded queries": masks.padding(queries=torch.rand(B, T, generator=g) > 0.5),
         "dense": masks.dense(torch.rand(T, S, generator=g) > 0.5),
@@ -114,6 +116,19 @@ def test_a_bound_rule_is_a_flex_attention_mask_mod(name: str, shape: tuple[int, 
         pytest.skip("documents and layouts need T <= S")
     rule = rules[name] & ~masks.first_tokens(1) | rules[name]
     assert torch.equal(create_mask(rule.bind(T, S), B, H, T, S, device="cpu"), dense_of(rule, T, S))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's, about itself
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+def test_compiled_flex_attention_takes_global_tokens() -> None:
+    """Its compiler takes no tensor that a mask_mod makes, and no reduction."""
+    n, real = 128, torch.arange(128) > torch.tensor([[20], [50]])
+    rule = masks.global_tokens([1, 100]) & masks.padding(keys=real) | masks.global_tokens([])
+    q = torch.randn(B, H, n, 16)
+    blocks = create_block_mask(rule.bind(n, n), B, H, n, n, device="cpu")
+    out = torch.compile(flex_attention, fullgraph=True)(q, q, q, block_mask=blocks)
+    seen = reference.global_tokens(n, n, [1, 100]) & real[:, None, None]
+    torch.testing.assert_close(out, reference.attention(q, q, q, mask=seen))
 
 
 def test_flex_attention_finds_the_same_blocks() -> None:

@@ -82,7 +82,7 @@ MUTANTS = [
     (flash, "grouped_matmul(d_scores, some_k) * self._scoring.scale", "grouped_matmul(d_scores, some_k)"),
     (flash, "fold(q, groups) * self._scoring.scale", "fold(q, groups)"),
     (flash, "fold(p, groups).mT @ fold(d_out, groups)", "fold(p, groups).mT @ fold(out, groups)"),
-    (flash, "self.k[:, :, cols] +=", "self.k[:, :, cols] ="),
+    (flash, "self.k[..., cols, :] +=", "self.k[..., cols, :] ="),
     (flash, "masked_fill(larger == -math.inf, 0)", "clone()"),
     (flash, "ell.masked_fill(ell == 0, 1)", "ell"),
     (flash, "scores.masked_fill(~mask(*at), -math.inf)", "scores"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor
@@ -124,8 +126,11 @@ class GlobalTokens(MaskRule):
     at: tuple[int, ...]  # ascending
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
-        at = torch.tensor(self.at, device=k.device)
-        return (((q + S - T)[..., None] == at).any(-1)) | (k[..., None] == at).any(-1)
+        return self._holds(q + S - T) | self._holds(k)
+
+    def _holds(self, position: Tensor) -> Tensor:
+        """Compared one by one: FlexAttention's compiler takes no tensor made in here, and no reduction."""
+        return reduce(or_, (position == one for one in self.at), position != position)
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         parts = (slice(rows.start + S - T, rows.stop + S - T), cols)
