@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.errors import RecordingError
 
-__all__ = ["HoldsTensors", "Watched"]
+__all__ = ["HoldsTensors", "Watched", "version_of"]
 
 
 class HoldsTensors:
@@ -28,12 +28,12 @@ class Watched:
     """Tensors with the versions they had when the watch began."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._seen = [(tensor, _version(tensor)) for tensor in tensors]
+        self._seen = [(tensor, version_of(tensor)) for tensor in tensors]
 
     @property
     def changed(self) -> bool:
         """Whether one of them was written to in place since."""
-        return any(_version(tensor) != version for tensor, version in self._seen)
+        return any(version_of(tensor) != version for tensor, version in self._seen)
 
     @property
     def differentiable(self) -> bool:
@@ -50,6 +50,6 @@ class Watched:
         self.__init__(tensors)  # type: ignore[misc]
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     """How often the tensor was written to; inference tensors and those of a traced graph do not count."""
     return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version

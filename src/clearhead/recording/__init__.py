@@ -6,16 +6,17 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from clearhead.recording.recorder import Recorder
-from clearhead.recording.recording import Pass, Recording
+from clearhead.recording.recorder import Keep, Recorder
+from clearhead.recording.recording import Group, Pass, Recording, Text
 
-__all__ = ["Pass", "Recorder", "Recording", "record"]
+__all__ = ["Group", "Pass", "Recorder", "Recording", "Text", "record"]
 
 
 def record(
     model: nn.Module,
     *,
     layers: Iterable[int] | None = None,
+    keep: Keep | None = None,
     padding: Tensor | bool | None = None,
     detach: bool = True,
 ) -> Recorder:
@@ -64,4 +65,4 @@ def record(
     >>> recording[0].shape, recording[0][0, 1, 0].tolist()
     ((1, 2, 5, 5), [1.0, 0.0, 0.0, 0.0, 0.0])
     """
-    return Recorder(model, layers=layers, padding=padding, detach=detach)
+    return Recorder(model, layers=layers, keep=keep, padding=padding, detach=detach)

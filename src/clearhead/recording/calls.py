@@ -12,17 +12,18 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from clearhead._checks import describe
 from clearhead.errors import RecordingError
-from clearhead.maps import SoftmaxMap
+from clearhead.maps import DenseMap, SoftmaxMap
 from clearhead.masks import MaskRule, all_of
 from clearhead.scores import Bias, as_bias
 
-__all__ = ["Call", "as_heads", "as_heads_mask"]
+__all__ = ["AnyCall", "Call", "DenseCall", "as_heads", "as_heads_mask"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,16 @@ class Call:
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
     real_queries: Tensor | None = None  # (B, T) bool, where the call itself says which queries are padding
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, T, S)."""
+        return (*self.q.shape[:3], self.k.shape[2])
+
+    @property
+    def no_keys(self) -> Tensor:
+        """What stands for k or v where they are kept elsewhere, or not at all: none of them, (B, 1, 0, D)."""
+        return self.q[:, :1, :0]
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that the map will read later."""
@@ -74,13 +85,52 @@ class Call:
         return SoftmaxMap(
             self.q,
             self.k,
-            v=self.v,
+            v=self.v if self.v.shape[2] == self.k.shape[2] else None,
             mask=self.rule(padding),
             scale=self.scale,
             bias=self.bias(),
             softcap=self.softcap,
             sinks=self.sinks,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCall:
+    """A call of which only the weights are known, as they were made: before dropout."""
+
+    weights: Tensor  # (B, H, T, S)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, T, S)."""
+        return tuple(self.weights.shape)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that the map will read later."""
+        yield self.weights
+
+    def detached(self) -> DenseCall:
+        """The same off the autograd graph, sharing memory."""
+        return DenseCall(self.weights.detach())
+
+    def leaves_out(self, keys: Tensor | None, queries: Tensor | None) -> bool:
+        """Whether padded keys, where `keys` (B, S) is False, get no weight from real queries (B, T)."""
+        if keys is None:
+            return False
+        weights = self.weights.detach() if queries is None else self.weights.detach() * queries[:, None, :, None]
+        return not bool((weights.amax((1, 2)) > 0)[~keys].any())
+
+    def to_map(self, padding: MaskRule | None = None) -> DenseMap:
+        """The map over the weights; where there is padding, over a copy in which padded tokens have weight 0."""
+        if padding is None:
+            return DenseMap(self.weights)
+        B, H, T, S = self.weights.shape
+        batches, heads = (torch.arange(n, device=self.weights.device) for n in (B, H))
+        seen = padding.bind(T, S).tile(slice(0, T), slice(0, S), batches, heads)
+        return DenseMap(self.weights.where(seen, 0))
+
+
+AnyCall: TypeAlias = Call | DenseCall
 
 
 def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

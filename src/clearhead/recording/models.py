@@ -12,7 +12,7 @@ from clearhead._checks import describe
 from clearhead.errors import RecordingError
 from clearhead.recording.wrapping import Counted
 
-__all__ = ["check_model", "running_eagerly", "unwrapped"]
+__all__ = ["check_model", "encoders", "running_eagerly", "unwrapped"]
 
 
 def check_model(model: object) -> None:
@@ -42,6 +42,22 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, ...]:
     """The model, and the one inside if it is the product of torch.compile: a call of either is a pass."""
     inner = getattr(model, "_orig_mod", None) if type(model).__name__ == "OptimizedModule" else None
     return (model, inner) if isinstance(inner, nn.Module) else (model,)
+
+
+def encoders(model: nn.Module) -> tuple[nn.Module, ...]:
+    """What transformers' `generate` calls by itself, before it calls the model: encoders, image towers."""
+    get = getattr(model, "get_encoder", None)
+    if get is None or not any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__):
+        return ()
+    found: list[nn.Module] = []
+    for modality in (None, "image", "audio"):
+        try:
+            part = get(modality=modality)
+        except (AttributeError, NotImplementedError, TypeError, ValueError):  # a model without one may say so like this
+            continue
+        if isinstance(part, nn.Module) and part is not model and not any(part is other for other in found):
+            found.append(part)
+    return tuple(found)
 
 
 def running_eagerly(model: nn.Module) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.overrides import _get_current_function_mode
 
-from clearhead.recording.calls import Call
+from clearhead.recording.calls import AnyCall
 from clearhead.recording.functional import FunctionSeam
 from clearhead.recording.wrapping import Function, Replacement
 
@@ -28,15 +28,15 @@ __all__ = ["REPLACEMENTS", "Listener", "Observer", "current", "listening"]
 class Listener(Protocol):
     """What a block does with what is seen in its thread."""
 
-    roots: tuple[nn.Module, ...]  # the model; and what a compiled model wraps
+    roots: tuple[nn.Module, ...]  # the model, what a compiled model wraps, encoders that are called before it
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A call of a root begins; False where one is running already (a root that calls itself)."""
 
     def end(self, complete: bool) -> None:
         """The pass ended: completely, or by an exception."""
 
-    def see(self, call: Call, module: nn.Module | None) -> None:
+    def see(self, call: AnyCall, module: nn.Module | None) -> None:
         """An attention call of `module` was made."""
 
 
@@ -77,12 +77,12 @@ class Observer:
         self._present = False  # whether the function mode is on torch's stack
         self._mode = FunctionSeam(self._called)
 
-    def _called(self, call: Call) -> None:
+    def _called(self, call: AnyCall) -> None:
         """PyTorch's attention function was called; an earlier seam may report that call (see `stepped_out`)."""
         if not self.inside:
             self.see(call, self.modules[-1])
 
-    def see(self, call: Call, module: nn.Module | None) -> None:
+    def see(self, call: AnyCall, module: nn.Module | None) -> None:
         """Tell every block whose model is running."""
         for listener in self.listeners:
             listener.see(call, module)
@@ -104,7 +104,7 @@ class Observer:
         concerned = [one for one in self.listeners if any(r is root for r in one.roots)]
         with ExitStack() as passes:  # whatever raises, each pass that has begun is ended
             for listener in concerned:
-                if listener.begin(args, kwargs):
+                if listener.begin(root, args, kwargs):
                     passes.enter_context(self._open_pass(listener))
             with self.stepped_in():
                 return original(root, *args, **kwargs)

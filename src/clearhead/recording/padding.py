@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from clearhead import masks
 from clearhead._checks import describe
 from clearhead.errors import ShapeError
-from clearhead.recording.calls import Call
+from clearhead.recording.calls import AnyCall, Call, DenseCall
+from clearhead.recording.sides import is_cross
 
 __all__ = ["Padding", "check_padding", "read_padding"]
-
-_CROSS = ("cross", "encdec", "encoder_attn", "encoder_decoder")  # in the name of a cross-attention module
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,42 +31,39 @@ class Padding:
     has_decoder: bool = False  # the model is an encoder-decoder: attention_mask is the encoder's
     stated: bool = False  # by the user (padding=), rather than read
 
-    def rule(self, call: Call, path: str) -> masks.MaskRule | None:
+    def rule(self, call: AnyCall, path: str) -> masks.MaskRule | None:
         """What this call's map must not show, or None: padding that the user stated, else all that is known."""
-        own = None if self.stated or call.real_queries is None else masks.padding(queries=call.real_queries)
+        real = None if self.stated or isinstance(call, DenseCall) else call.real_queries
+        own = None if real is None else masks.padding(queries=real)
         return masks.all_of(own, self._of_the_pass(call, path))
 
-    def _of_the_pass(self, call: Call, path: str) -> masks.MaskRule | None:
+    def _of_the_pass(self, call: AnyCall, path: str) -> masks.MaskRule | None:
         """What the model's own arguments hide in this call.
 
         A call that came without any mask did not hide the padded keys, so the padding is not its own (the
         image tower of a vision-language model, say); padding that the user stated is always joined where it
         fits.
         """
-        if not self.stated and not call.masks and not call.biases:
+        if not self.stated and isinstance(call, Call) and not call.masks and not call.biases:
             return None
         keys, queries = self._of(path)
-        B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+        B, _, T, S = call.shape
         keys = keys if keys is not None and keys.shape == (B, S) else None
         queries = queries if queries is not None and queries.shape[0] == B and queries.shape[1] >= T else None
-        if queries is not None and not _is_cross(path) and keys is None:
+        if queries is not None and not is_cross(path) and keys is None:
             return None  # self-attention of another length: not about these tokens
         queries = None if queries is None else queries[:, queries.shape[1] - T :]
+        if not self.stated and isinstance(call, DenseCall) and not call.leaves_out(keys, queries):
+            return None
         return masks.padding(keys=keys, queries=queries) if keys is not None or queries is not None else None
 
     def _of(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         """The real keys and the real queries of the module at this path."""
         in_decoder = self.has_decoder and "decoder" in path.split(".")
         queries = self.decoder if in_decoder else self.tokens
-        if not _is_cross(path):
+        if not is_cross(path):
             return queries, queries
         return self.encoder if self.encoder is not None else self.tokens if in_decoder else None, queries
-
-
-def _is_cross(path: str) -> bool:
-    """Whether a module attends to another sequence, by its name or its parent's."""
-    names = ".".join(path.lower().split(".")[-2:])
-    return any(name in names for name in _CROSS)
 
 
 def check_padding(padding: object) -> None:

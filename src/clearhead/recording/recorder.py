@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from clearhead.errors import RecordingError
+from clearhead.maps import AttentionMap
 from clearhead.recording import huggingface, observer, torch_modules
-from clearhead.recording.calls import Call
-from clearhead.recording.models import check_model, running_eagerly, unwrapped
+from clearhead.recording.buffers import Buffer, buffers_of, filled, is_borrowed
+from clearhead.recording.calls import AnyCall
+from clearhead.recording.layers import Layer
+from clearhead.recording.models import check_model, encoders, running_eagerly, unwrapped
 from clearhead.recording.padding import Padding, check_padding, read_padding
-from clearhead.recording.recording import Layer, Pass, Recording, shorten
+from clearhead.recording.recording import Pass, Recording, shorten
 
-__all__ = ["Recorder"]
+__all__ = ["Keep", "Recorder"]
+
+Keep: TypeAlias = Callable[[str, AttentionMap], Any]  # of a layer's label and its map
 
 
 class Recorder:
     """The context manager that `clearhead.record` returns; entering it gives the `Recording`."""
 
     def __init__(
-        self, model: nn.Module, *, layers: Iterable[int] | None, padding: Tensor | bool | None, detach: bool
+        self,
+        model: nn.Module,
+        *,
+        layers: Iterable[int] | None,
+        keep: Keep | None,
+        padding: Tensor | bool | None,
+        detach: bool,
     ) -> None:
         check_model(model)
         check_padding(padding)
+        _check_keep(keep)
         self._model: nn.Module | None = model
-        self.roots = unwrapped(model)
-        self._layers = _numbers(layers)
+        self._models = unwrapped(model)
+        self._encoders = encoders(self._models[-1])
+        self.roots = self._models + self._encoders
+        self._layers, self._keep = _numbers(layers), keep
         self._stated, self._detach = padding, detach
-        self._name = type(self.roots[-1]).__name__
+        self._name = type(self._models[-1]).__name__
         self._recording = Recording()
         self._open: Pass | None = None
+        self._encoded: dict[int, Pass] = {}  # what encoders have computed for the call of the model that follows
+        self._by_encoder: int | None = None  # the encoder whose call is open, outside of one of the model
         self._started = 0  # calls of the model
-        self._calls = 0  # attention calls of the open pass
-        self._most_calls = 0
+        self._numbers: dict[tuple[str, int], int] = {}  # layers: (path, call index within the pass)
+        self._calls: Counter[str] = Counter()  # attention calls of the open pass, by path
+        self._reducing = False  # `keep` is running
+        self._buffers: list[Buffer] = []
         self._padding = Padding()
         self._sizes: set[tuple[int, int]] = set()  # (B, S) of the calls that stated padding did not fit
         self._fitted = False
@@ -68,50 +87,82 @@ class Recorder:
         if self._stack is None:
             raise RecordingError("this recorder is not in use: write `with clearhead.record(model) as recording:`.")
         self._stack.close()
-        self._stack, self._model, self.roots, self._open, self._paths = None, None, (), None, {}
+        self._stack, self._model, self._models, self._encoders, self.roots = None, None, (), (), ()
+        self._open, self._encoded, self._paths = None, {}, {}
         if error is None:  # an exception of the block is never hidden by one of ours
             self._check_seen()
 
     # --- what the observer reports --------------------------------------------------------------------------
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A call of the model begins."""
+    def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A call of the model begins, or of an encoder that is called before it, as `generate` does."""
         if self._open is not None:
             return False
-        self._padding = read_padding(self.roots[-1], args, kwargs, self._stated)
-        self._open, self._calls = Pass(), 0
-        self._started += 1
+        by_encoder = any(root is encoder for encoder in self._encoders)
+        self._padding = read_padding(root if by_encoder else self._models[-1], args, kwargs, self._stated)
+        self._buffers = buffers_of([*args, *kwargs.values()])
+        self._by_encoder = id(root) if by_encoder else None
+        self._open = Pass() if by_encoder else self._begun(kwargs)
+        self._calls = Counter(self._open.paths)
+        self._started += not by_encoder
         return True
 
-    def end(self, complete: bool) -> None:
-        """A call of the model ended; one that an exception ended leaves no pass."""
-        if complete and self._open is not None:
-            self._recording.passes.append(self._open)
-            self._most_calls = max(self._most_calls, self._calls)
-        self._open, self._padding = None, Padding()
+    def _begun(self, kwargs: dict[str, Any]) -> Pass:
+        """The pass of the model's call, which begins with what its encoders computed, if that was given to it."""
+        encoded, self._encoded = self._encoded, {}
+        given = any(kwargs.get(name) is not None for name in ("encoder_outputs", "mm_encoder_outputs"))
+        return Pass.after(encoded.values() if given else ())
 
-    def see(self, call: Call, module: nn.Module | None) -> None:
+    def end(self, complete: bool) -> None:
+        """A call ended; one that an exception ended leaves no pass."""
+        if complete and self._open is not None:
+            if self._by_encoder is None:
+                self._recording.add(self._open)
+            else:
+                self._encoded[self._by_encoder] = self._open
+        self._open, self._padding, self._buffers, self._by_encoder = None, Padding(), [], None
+
+    def see(self, call: AnyCall, module: nn.Module | None) -> None:
         """An attention call: a layer of the open pass, if the module is one of the model's."""
-        if self._open is None:
+        if self._open is None or self._reducing:
             return
         path = self._path(module)
         if path is None:
             self._foreign.add(type(module).__name__)
             return
-        number, self._calls = self._calls, self._calls + 1
+        number = self._numbers.setdefault((path, self._calls[path]), len(self._numbers))
+        self._calls[path] += 1
         if self._layers is not None and number not in self._layers:
             return
-        call = call.detached() if self._detach else call
+        call = filled(call.detached() if self._detach else call, self._buffers)
         rule = self._padding.rule(call, path)
         self._fitted |= rule is not None
-        self._sizes.add((call.q.shape[0], call.k.shape[2]))
-        self._open.add(Layer(number, path, call, rule))
+        self._sizes.add((call.shape[0], call.shape[3]))
+        if self._keep is not None:
+            self._reduce(self._open, Layer(number, path, call, rule), self._keep)
+            return
+        before, borrowed = self._recording.last(number), is_borrowed(call, self._buffers)
+        self._open.add(Layer(number, path, call, rule, before=before, borrowed=borrowed))
+
+    def _reduce(self, into: Pass, layer: Layer, keep: Keep) -> None:
+        """Keep what the user's function makes of a map, and no tensor of it."""
+        self._reducing = True
+        try:
+            into.reduce(layer, keep(layer.label, layer.read()))
+        except Exception as error:
+            name = getattr(keep, "__qualname__", type(keep).__name__)
+            raise RecordingError(
+                f"record({self._name}, keep={name}): the function failed on layer {layer.label} ({layer.path!r}), a map"
+                f" of shape {layer.shape}: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self._reducing = False
 
     def _path(self, module: nn.Module | None) -> str | None:
         """Where a module stands in the model; None for a module of another model."""
         if id(module) not in self._paths:  # also for modules that were added in the meantime
-            self._paths = {id(child): path for path, child in self.roots[-1].named_modules()}
-            self._paths.update({id(root): "" for root in self.roots})
+            self._paths = {id(child): path for path, child in self._models[-1].named_modules()}
+            self._paths.update({id(model): "" for model in self._models})
         return self._paths.get(id(module))
 
     # --- what is said at the end ----------------------------------------------------------------------------
@@ -124,18 +175,18 @@ class Recorder:
             )
         if not self._recording.passes:
             raise RecordingError(f"record({self._name}): every call of the model in this block ended in an exception.")
-        if self._most_calls == 0:
+        if not self._numbers:
             raise RecordingError(self._nothing_seen())
         self._check_layers()
         self._check_stated()
 
     def _check_layers(self) -> None:
-        unknown = sorted((self._layers or frozenset()) - set(range(self._most_calls)))
+        unknown = sorted((self._layers or frozenset()) - set(range(len(self._numbers))))
         if unknown:
             raise RecordingError(
                 f"record({self._name}, layers=[{shorten(sorted(self._layers or ()))}]): there is no layer"
-                f" {shorten(unknown)}; the model made {self._most_calls} attention calls, layers"
-                f" {shorten(range(self._most_calls))}."
+                f" {shorten(unknown)}; the model made {len(self._numbers)} attention calls, layers"
+                f" {shorten(range(len(self._numbers)))}."
             )
 
     def _check_stated(self) -> None:
@@ -161,6 +212,14 @@ class Recorder:
 
 def _list(names: set[str]) -> str:
     return ", ".join(sorted(names))
+
+
+def _check_keep(keep: object) -> None:
+    if keep is not None and not callable(keep):
+        raise RecordingError(
+            f"record(keep={keep!r}): expected a function of a layer's label ('L17') and its map, for example"
+            " keep=lambda name, attn: attn.entropy(); None keeps the maps."
+        )
 
 
 def _numbers(layers: Iterable[int] | None) -> frozenset[int] | None:

@@ -1,86 +1,41 @@
-"""What a block has seen: passes (calls of the model), each a sequence of layer maps."""
+"""What a block has seen: passes (calls of the model), and texts that passes have grown, as sequences of layer maps."""
 
 from __future__ import annotations
 
 import difflib
-import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from torch import Tensor
 
 from clearhead._format import size
-from clearhead._watch import Watched
 from clearhead.errors import RecordingError
-from clearhead.maps import SoftmaxMap
-from clearhead.masks import MaskRule
-from clearhead.recording.calls import Call
+from clearhead.maps import AttentionMap
+from clearhead.recording.layers import Joined, Kept, Layer, Link, Reduced
+from clearhead.recording.sides import Side, side_of
 
-__all__ = ["Layer", "Pass", "Recording"]
-
-
-class Layer:
-    """One attention call of a pass: its number, its module, and its map, made when first asked for."""
-
-    def __init__(self, number: int, path: str, call: Call, padding: MaskRule | None) -> None:
-        self.number, self.path = number, path
-        self._call, self._padding = call, padding
-        self.made_from = tuple(call.tensors())  # every tensor the map reads
-        self._watched = Watched(self.made_from)  # from the call on: the map, which watches too, is made later
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As a copy or a pickle, whose tensors count their versions anew."""
-        self._check_unchanged()
-        return Layer, (self.number, self.path, self._call, self._padding)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(B, H, T, S)."""
-        return (*self._call.q.shape[:3], self._call.k.shape[2])
-
-    @property
-    def dense_nbytes(self) -> int:
-        """Bytes of the weights as a tensor."""
-        return math.prod(self.shape) * max(4, self._call.q.element_size())
-
-    @cached_property
-    def _map(self) -> SoftmaxMap:
-        return self._call.to_map(self._padding)
-
-    def read(self) -> SoftmaxMap:
-        """The map; RecordingError if a tensor that it reads was written to since the call."""
-        self._check_unchanged()
-        return self._map
-
-    def _check_unchanged(self) -> None:
-        if self._watched.changed:
-            raise RecordingError(
-                f"the map of layer {self.number} ({self.path!r}) can no longer be read: its q, k, v, mask or bias was"
-                " overwritten in place after the call (a static cache does so at each step, an optimiser at each"
-                " update). Read it before that."
-            )
+__all__ = ["Group", "Pass", "Recording", "Text"]
 
 
-class _Maps(Sequence[SoftmaxMap]):
-    """What a pass and a recording of one pass have in common."""
+class _Maps(Sequence[AttentionMap]):
+    """A sequence of layer maps: what a pass, a text, a recording of one text, and a side of them have in common."""
 
     @abstractmethod
-    def _kept(self, asked: str) -> list[Layer]:
+    def _kept(self, asked: str) -> list[Kept]:
         """The layers to speak of; `asked` restates the question for an error."""
 
     def __len__(self) -> int:
         return len(self._kept("len(recording)"))
 
-    def __iter__(self) -> Iterator[SoftmaxMap]:
+    def __iter__(self) -> Iterator[AttentionMap]:
         return (layer.read() for layer in self._kept("iteration"))
 
     @overload
-    def __getitem__(self, index: int | str | tuple[str, int]) -> SoftmaxMap: ...
+    def __getitem__(self, index: int | str | tuple[str, int]) -> AttentionMap: ...
     @overload
-    def __getitem__(self, index: slice) -> list[SoftmaxMap]: ...
-    def __getitem__(self, index: int | str | tuple[str, int] | slice) -> SoftmaxMap | list[SoftmaxMap]:
+    def __getitem__(self, index: slice) -> list[AttentionMap]: ...
+    def __getitem__(self, index: int | str | tuple[str, int] | slice) -> AttentionMap | list[AttentionMap]:
         """A map by position, module path, or (path, number of its call); a list of maps by a slice."""
         kept = self._kept(f"recording[{index!r}]")
         if isinstance(index, slice):
@@ -102,7 +57,38 @@ class _Maps(Sequence[SoftmaxMap]):
         return [layer.number for layer in self._kept("recording.layers")]
 
     @property
-    def attentions(self) -> tuple[SoftmaxMap, ...]:
+    def labels(self) -> list[str]:
+        """The label of each map: L17 is layer 17, whose head 5 is L17H5."""
+        return [layer.label for layer in self._kept("recording.labels")]
+
+    @property
+    def encoder(self) -> Group:
+        """The maps of an encoder-decoder's encoder."""
+        return self._side("encoder")
+
+    @property
+    def decoder(self) -> Group:
+        """The self-attention of an encoder-decoder's decoder."""
+        return self._side("decoder")
+
+    @property
+    def cross(self) -> Group:
+        """The cross-attention of an encoder-decoder's decoder: queries of the target, keys of the source."""
+        return self._side("cross")
+
+    def _side(self, side: Side) -> Group:
+        layers = self._kept(f"recording.{side}")
+        paths = [layer.path for layer in layers]
+        found = [layer for layer in layers if side_of(layer.path, paths) == side]
+        if not found:
+            raise RecordingError(
+                f"recording.{side}: there is no such layer here. It is for encoder-decoder models, whose modules'"
+                f" paths say encoder or decoder; the paths here: {_some(paths)}. All layers: recording[0] …"
+            )
+        return Group(found)
+
+    @property
+    def attentions(self) -> tuple[AttentionMap, ...]:
         """The maps in the order of transformers' `output_attentions`, lazy."""
         return tuple(self)
 
@@ -130,42 +116,162 @@ class _Maps(Sequence[SoftmaxMap]):
         return tuple(attn.to_dense() for attn in self)
 
 
+class Group(_Maps):
+    """Some layers of a pass or text: the encoder's, the decoder's, or those of cross-attention."""
+
+    def __init__(self, layers: list[Kept]) -> None:
+        self._layers = layers
+
+    def _kept(self, asked: str) -> list[Kept]:
+        return self._layers
+
+    def __repr__(self) -> str:
+        return f"Group({_summary(self._layers)})"
+
+
 class Pass(_Maps):
-    """One call of the recorded model: its maps in the order of the attention calls."""
+    """One call of the recorded model: its maps in the order of the attention calls.
+
+    `results` holds what `record(keep=…)` made of them, by label.
+    """
 
     def __init__(self) -> None:
-        self._layers: list[Layer] = []
+        self._layers: list[Kept] = []
+        self.results: dict[str, Any] = {}
+
+    @staticmethod
+    def after(parts: Iterable[Pass]) -> Pass:
+        """A pass that begins with the layers of these."""
+        whole = Pass()
+        for part in parts:
+            whole._layers.extend(part._layers)
+            whole.results.update(part.results)
+        return whole
 
     def add(self, layer: Layer) -> None:
         """Append the next attention call."""
         self._layers.append(layer)
 
-    def _kept(self, asked: str) -> list[Layer]:
+    def reduce(self, layer: Layer, result: Any) -> None:
+        """Append the next attention call, of which only this result is kept."""
+        self._layers.append(Reduced(layer))
+        self.results[layer.label] = result
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether every layer goes on from the pass before: its keys are those and one more for each query.
+
+        Keys that are the same in both (cross-attention) go with that, but are not enough.
+        """
+        links = [layer.link if isinstance(layer, Layer) else Link.NONE for layer in self._layers]
+        grown = {layer.shape[2] for layer, link in zip(self._layers, links, strict=True) if link is Link.GROWN}
+        return Link.NONE not in links and len(grown) == 1
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it looks like one step of a generation: more keys than queries in self-attention."""
+        paths = [layer.path for layer in self._layers]
+        return any(n.shape[3] > n.shape[2] and side_of(n.path, paths) != "cross" for n in self._layers)
+
+    def _kept(self, asked: str) -> list[Kept]:
         return self._layers
 
     def __repr__(self) -> str:
         return f"Pass({_summary(self._layers)})"
 
 
+class Text(_Maps):
+    """Passes that go on from one another, as `generate` makes them: one map a layer over all tokens.
+
+    Row t holds the weights as they were when token t was the query; the last token that was generated never is one.
+    """
+
+    def __init__(self, first: Pass) -> None:
+        self.passes = [first]
+        self._calls = {layer.number: [layer] for layer in first._layers}
+        self._layers = first._layers
+
+    def add(self, step: Pass) -> None:
+        """Append the next pass."""
+        self.passes.append(step)
+        for layer in step._layers:
+            self._calls[layer.number].append(layer)
+        self._layers = []  # made when asked for
+
+    def last(self, number: int) -> Layer | None:
+        """The latest call of a layer."""
+        call = self._calls.get(number, [None])[-1]
+        return call if isinstance(call, Layer) else None
+
+    def _kept(self, asked: str) -> list[Kept]:
+        if not self._layers:
+            self._layers = [
+                Joined([call for call in calls if isinstance(call, Layer)]) if len(calls) > 1 else calls[0]
+                for calls in self._calls.values()
+            ]
+        return self._layers
+
+    def __repr__(self) -> str:
+        return f"Text(passes={len(self.passes)}, {_summary(self._kept('repr'))})"
+
+
 class Recording(_Maps):
     """What `clearhead.record` has seen.
 
-    A sequence of layer maps where the model was called once; `.passes` holds one such sequence per call. Maps
-    are indexed by position (`recording[17]`, `recording[-1]`, `recording[2:5]`) or module path.
+    A sequence of layer maps where the model was called once, or generated one text. Maps are indexed by position
+    (`recording[17]`, `recording[-1]`, `recording[2:5]`), module path, or (path, number of the call) where a module is
+    called several times. `.passes` holds one such sequence for each call of the model, `.texts` one for each text:
+    calls whose keys go on from one another, joined. Of those q and k are kept and v is not.
+
+    `.encoder`, `.decoder` and `.cross` are the layers of each side of an encoder-decoder model. With
+    `record(keep=function)` there are no maps: `.results` are what the function returned, by label ("L17").
     """
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
+        self.texts: list[Text] = []
 
-    def _kept(self, asked: str) -> list[Layer]:
-        if len(self.passes) == 1:
-            return self.passes[0]._kept(asked)
+    def add(self, each: Pass) -> None:
+        """Append the next call of the model: to the last text, or as a new one."""
+        self.passes.append(each)
+        if self.texts and each.goes_on:
+            self.texts[-1].add(each)
+        else:
+            self.texts.append(Text(each))
+
+    def last(self, number: int) -> Layer | None:
+        """The call from which the next one of this layer may go on."""
+        return self.texts[-1].last(number) if self.texts else None
+
+    def _kept(self, asked: str) -> list[Kept]:
+        if len(self.texts) == 1:
+            return self.texts[0]._kept(asked)
+        raise self._not_one(asked, "recording")
+
+    def _not_one(self, asked: str, what: str) -> RecordingError:
+        """What to say where there is no one text."""
         if not self.passes:
-            raise RecordingError(f"{asked}: nothing is recorded; no call of the model has ended in this block yet.")
-        raise RecordingError(
-            f"{asked}: the model was called {len(self.passes)} times in this block."
-            f" Say which call: recording.passes[0] … recording.passes[{len(self.passes) - 1}]."
-        )
+            return RecordingError(f"{asked}: nothing is recorded; no call of the model has ended in this block yet.")
+        called = f"{asked}: the model was called {len(self.passes)} times in this block"
+        name = "" if what == "recording" else f".{what}"
+        which = f"recording.passes[0]{name} … recording.passes[{len(self.passes) - 1}]{name}"
+        broken = next((text.passes[0] for text in self.texts[1:] if text.passes[0].is_step), None)
+        if broken is not None:
+            n = next(n for n, each in enumerate(self.passes) if each is broken)
+            called += (
+                f", and call {n} does not go on from call {n - 1}: its keys are not those and new ones. Beam search"
+                " reorders them, assisted decoding takes some back; such calls do not make one text"
+            )
+        elif len(self.texts) < len(self.passes) and what == "recording":
+            which += f", or which text: recording.texts[0] … recording.texts[{len(self.texts) - 1}]"
+        return RecordingError(f"{called}. Say which call: {which}.")
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What `record(keep=function)` made of each map of the only call, by label; of several, ask each pass."""
+        if len(self.passes) != 1:
+            raise self._not_one("recording.results", "results")
+        return self.passes[0].results
 
     @property
     def nbytes(self) -> int:
@@ -174,28 +280,30 @@ class Recording(_Maps):
 
     @property
     def dense_nbytes(self) -> int:
-        """Bytes that the weights of all passes would take as tensors."""
-        return sum(each.dense_nbytes for each in self.passes)
+        """Bytes that the weights of all texts would take as tensors."""
+        return sum(each.dense_nbytes for each in self.texts)
 
     def __repr__(self) -> str:
         if len(self.passes) == 1:
             return f"Recording({_summary(self._kept('repr'))})"
+        if len(self.texts) == 1:
+            return f"Recording(passes={len(self.passes)}, {_summary(self._kept('repr'))})"
         return f"Recording(passes={len(self.passes)}; holds {size(self.nbytes)})"
 
 
-def _summary(layers: list[Layer]) -> str:
+def _summary(layers: list[Kept]) -> str:
     dense = sum(layer.dense_nbytes for layer in layers)
     shapes = sorted({layer.shape for layer in layers})
     shape = f", each {shapes[0]}" if len(shapes) == 1 else ""
     return f"layers={len(layers)}{shape}; holds {size(_held(layers))}, dense {size(dense)}"
 
 
-def _held(layers: list[Layer]) -> int:
+def _held(layers: list[Kept]) -> int:
     storages = (tensor.untyped_storage() for layer in layers for tensor in layer.made_from)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _at(kept: list[Layer], index: int, asked: str) -> Layer:
+def _at(kept: list[Kept], index: int, asked: str) -> Kept:
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError(
             f"{asked}: expected the position of a layer, its module path, or (path, number of the call). Heads, queries"
@@ -207,19 +315,18 @@ def _at(kept: list[Layer], index: int, asked: str) -> Layer:
     return kept[index]
 
 
-def _of(kept: list[Layer], path: str) -> list[Layer]:
+def _of(kept: list[Kept], path: str) -> list[Kept]:
     found = [layer for layer in kept if layer.path == path]
     if not found:
         paths = list(dict.fromkeys(layer.path for layer in kept))
-        near = difflib.get_close_matches(path, paths, n=3, cutoff=0.4) or paths[:3]
+        near = difflib.get_close_matches(path, paths, n=3, cutoff=0.4) or paths
         raise RecordingError(
-            f"recording[{path!r}]: no attention call of that module. Near: {', '.join(map(repr, near))};"
-            " recording.paths lists all."
+            f"recording[{path!r}]: no attention call of that module. Near: {_some(near)}; recording.paths lists all."
         )
     return found
 
 
-def _only(kept: list[Layer], path: str) -> Layer:
+def _only(kept: list[Kept], path: str) -> Kept:
     found = _of(kept, path)
     if len(found) > 1:
         raise RecordingError(
@@ -227,6 +334,10 @@ def _only(kept: list[Layer], path: str) -> Layer:
             f" {shorten([layer.number for layer in found])}. Say which: recording[{path!r}, 0], or by layer."
         )
     return found[0]
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(map(repr, list(dict.fromkeys(paths))[:3])) or "none"
 
 
 def shorten(numbers: Sequence[int]) -> str:
