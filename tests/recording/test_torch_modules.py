@@ -211,6 +211,19 @@ def test_trap07_a_wrong_causal_hint_is_read_as_pytorch_reads_it():
     for options in [{"need_weights": True}, {"need_weights": False, "key_padding_mask": padded(T)}]:
         ignored = recorded(mha, x, x, x, attn_mask=mask, is_causal=True, **options)[0].to_dense()
         assert close(ignored[0], textbook(mha, x[:1], x[:1], mask)[0])  # the first text has no padding
+    with torch.no_grad():  # the fast path ignores it
+        assert close(recorded(mha, x, x, x, attn_mask=mask, is_causal=True)[0].to_dense(), textbook(mha, x, x, mask))
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
+@pytest.mark.parametrize("mask", ["none", "bool", "added"])
+@pytest.mark.parametrize("grad", GRADS)
+def test_a_padding_mask_of_numbers_is_added(mask, grad):
+    mha, x, numbers = built(nn.MultiheadAttention, E, H, batch_first=True), randn(B, T, E), randn(B, T, seed=9)
+    with grad():
+        attn = recorded(mha, x, x, x, attn_mask=MASKS[mask], key_padding_mask=numbers)[0]
+        own = mha(x, x, x, attn_mask=MASKS[mask], key_padding_mask=numbers, average_attn_weights=False)[1]
+    assert close(attn.to_dense(), own)
 
 
 def test_trap06_a_causal_hint_with_more_keys_is_upper_left():
@@ -293,7 +306,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("grad", GRADS)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options) or "plain")
 def test_trap09_an_encoder_gives_every_layer_with_its_fast_path_on(grad, options):
     model, first = encoder(**options), options.get("batch_first", True)
     x = randn(B, T, E) if first else randn(T, B, E)
@@ -370,6 +383,36 @@ def test_the_fast_path_takes_every_number_of_a_float_mask_for_hidden_and_so_does
         out = layer(x, src_mask=mask)
         assert torch.equal(out, layer(x, src_mask=mask != 0))  # PyTorch's own reading
     assert close(hidden.to_dense(), textbook(layer.self_attn, x, x, mask != 0))
+
+
+def test_fast_and_slow_layers_of_one_encoder_each_read_the_mask_in_their_way():
+    model, x, mask = encoder(layers=2), randn(B, T, E), torch.zeros(T, T)
+    mask[2, 3] = 0.5
+    model.layers[1].register_forward_hook(lambda *_: None)  # switches the fast path of this layer off
+    with torch.no_grad(), kernels() as ran:
+        recording = recorded(model, x, mask=mask)
+        inputs = [x, model.layers[0](x, src_mask=mask)]
+    assert len(ran) == 3
+    for attn, layer, x_in, between in zip(recording, model.layers, inputs, [(mask != 0, 0), (None, mask)], strict=True):
+        assert close(attn.to_dense(), textbook(layer.self_attn, x_in, x_in, *between))
+
+
+def test_a_decoder_layer_without_cross_attention():
+    class DecoderOnly(nn.TransformerDecoderLayer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            del self.multihead_attn
+
+        def _mha_block(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return torch.zeros_like(x)
+
+    model, x = built(DecoderOnly, E, H, 24, 0.0, batch_first=True), randn(B, T, E)
+    for grad in GRADS:
+        with grad():
+            recording = recorded(model, x, None, tgt_mask=MASKS["causal"], tgt_key_padding_mask=padded(T))
+        assert recording.paths == ["self_attn"]
+        hidden = MASKS["causal"] | padded(T)[:, None, None]
+        assert close(recording[0].to_dense(), textbook(model.self_attn, x, x, hidden) * real(T))
 
 
 def test_trap10_layers_share_what_is_made_of_their_mask():

@@ -153,7 +153,7 @@ def _by_mask(given: Given, heads: int, added: int = 0, *, fast: bool = False) ->
     mask = given.attn_mask
     if mask is None:
         return _Hidden()
-    key = (id(mask), heads, added, given.is_causal)  # `mask` itself is kept too, so that its id stays its own
+    key = (id(mask), heads, added, given.is_causal, fast)  # `mask` itself is kept too, so that its id stays its own
     if key not in given.known:
         given.known[key] = mask, _read_mask(mask, heads, added, hint=given.is_causal, fast=fast)
     hidden: _Hidden = given.known[key][1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -74,7 +75,8 @@ class _Running:
         layer = self.outer
         if layer is None or layer.kind is not nn.TransformerDecoderLayer:
             return None
-        return layer.arguments["tgt_key_padding_mask"] if layer.module.multihead_attn is self.module else None
+        crossing = getattr(layer.module, "multihead_attn", None) is self.module
+        return layer.arguments["tgt_key_padding_mask"] if crossing else None
 
     def _tokens(self) -> int | None:
         """How long the sequences were before the encoder made a nested tensor of them."""
@@ -152,8 +154,6 @@ def _reporting(owner: Any, name: str, report: Report) -> Replacement:
     def wrap(original: Function) -> Function:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_dynamo_compiling():
-                torch._dynamo.graph_break()  # this call then runs in Python
             observer = current()
             if observer is None or not observer.running or observer.inside:
                 return original(*args, **kwargs)
@@ -167,9 +167,15 @@ def _reporting(owner: Any, name: str, report: Report) -> Replacement:
                 observer.see(call, observer.modules[-1] if own is None else own.attention)
             return result
 
-        return function
+        return _in_python(function)
 
     return Replacement(owner, name, wrap)
+
+
+def _in_python(function: Function) -> Function:
+    """The same, and no compiler traces what it does: a compiled function is split at this call."""
+    dynamo = sys.modules.get("torch._dynamo")  # not loaded as long as nothing is compiled
+    return function if dynamo is None else dynamo.disable(function)
 
 
 def _python(
