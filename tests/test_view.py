@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clearhead
-from clearhead import ModelError, RecordingError, ShapeError, SoftmaxMap, View, masks
+from clearhead import DenseMap, ModelError, RecordingError, ShapeError, SoftmaxMap, View, masks
 from clearhead._files import write_whole
 from clearhead.testing.memory import Allocations
-from clearhead.view import _is_causal
+from clearhead.view import _is_causal, _is_plain
 
 TEXT = "Mara Quill climbed the stair and lit the lamp. In the morning Mara Quill opened the log."
 JOURNEY = ["Your", "journey", "starts", "with", "one", "step"]
@@ -116,6 +116,36 @@ def test_a_layer_of_ones_own_on_the_tiny_example(tmp_path: Path) -> None:
 def test_a_map_is_causal_where_no_row_looks_ahead(rule: Any, expected: bool) -> None:
     q = torch.randn(1, 1, 300, 4)
     assert _is_causal(SoftmaxMap(q, q, mask=rule)) is expected
+
+
+class ByHand(nn.Module):
+    """A student's layer with the formula written out, and the weights spoilt if wanted."""
+
+    def __init__(self, power: float = 1.0) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, x: Tensor) -> Tensor:
+        later = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu(1)
+        scores = (x @ x.mT / x.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+        return torch.softmax(scores if self.power == 1 else scores.exp(), dim=-1) @ x
+
+
+def test_a_layer_with_the_softmax_written_out_is_derived_on_the_page(tmp_path: Path) -> None:
+    for x in (X, X[None]):
+        view = clearhead.look(ByHand(), x, tokens=JOURNEY)
+        torch.testing.assert_close(view.maps[0].to_dense(), clearhead.look(Mine(), x).maps[0].to_dense())
+        assert repr(view.maps[0].mask) == "causal()"
+        assert _is_plain(view.maps[0])
+
+
+def test_weights_of_ones_own_making_are_shown_with_a_batch() -> None:
+    view = clearhead.look(ByHand(power=2), X[None], tokens=JOURNEY)
+    assert isinstance(view.maps[0], DenseMap)
+    assert len(view.heads()) == 1
+    assert view.page().nbytes > 0
+    with pytest.raises(RecordingError, match=r"in two dimensions: as softmax\(q @ k\.T\) @ v"):
+        clearhead.look(ByHand(power=2), X)
 
 
 def test_numbers_stand_for_missing_tokens() -> None:

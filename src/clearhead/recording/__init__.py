@@ -23,9 +23,11 @@ def record(
     """Record every attention call of `model` inside a `with` block; its output stays bit for bit the same.
 
     Seen are transformers models through their attention interface, whatever the implementation; PyTorch's own
-    `nn.MultiheadAttention` and `nn.Transformer` family, their fast path left on; and every other program that calls
-    `torch.nn.functional.scaled_dot_product_attention`. Weights are those before dropout. Calls of this model in the entering thread are recorded, no others. Nothing is left behind, after
-    an exception too. Blocks may be nested and overlap.
+    `nn.MultiheadAttention` and `nn.Transformer` family, their fast path left on; every other program that calls
+    `torch.nn.functional.scaled_dot_product_attention`; and attention written by hand, a softmax over the last of at
+    least three dimensions whose result multiplies the values, `softmax(scores) @ v` (in two dimensions only
+    self-attention, `softmax(q @ k.T) @ v`). Weights are those before dropout. Calls of this model in the entering
+    thread are recorded, no others. Nothing is left behind, after an exception too. Blocks may be nested and overlap.
 
     A compiled model runs uncompiled in the block, and a warning says so: torch.compile then is off for the whole
     process, other models and threads included. A compiled function inside a plain model is split at its
@@ -42,8 +44,9 @@ def record(
         detach: False keeps the autograd graph, so that a loss on the maps trains the model.
 
     Returns:
-        A context manager; entering it gives the `Recording`, a sequence of `SoftmaxMap`, complete when the
-        model has returned.
+        A context manager; entering it gives the `Recording`, a sequence of maps, complete when the model has
+        returned: `SoftmaxMap`, or `DenseMap` of the weights where attention written by hand is more than a softmax of
+        scaled q·k, masks and biases.
 
     Raises:
         RecordingError: for a scripted or exported model, or none; for a recorder that is entered again; on
@@ -51,7 +54,8 @@ def record(
             a call computes something that is not understood.
 
     Cost: O(1) a call beside holding q, k and v: no weights are computed. (An eager implementation, whose code
-    differs from model to model, is checked on one query a call. PyTorch's fast paths give out no q, k and v, which are
+    differs from model to model, and one written by hand are checked on one query a call; the masks of the latter are
+    compared with the causal one. PyTorch's fast paths give out no q, k and v, which are
     projected once more.)
 
     >>> import torch

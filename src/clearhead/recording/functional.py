@@ -1,4 +1,7 @@
-"""Seam 3: calls of `F.scaled_dot_product_attention`, and of clearhead's own kernels, seen by a torch function mode."""
+"""The torch function mode, which sees seam 3: calls of `F.scaled_dot_product_attention` and of clearhead's own kernels.
+
+What is not such a call, but may be a step of attention by hand, it passes to seam 4 (`handwritten.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,28 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead import masks
 from clearhead.kernels.output import output
-from clearhead.recording.calls import Call, as_heads, as_heads_mask
+from clearhead.recording.calls import AnyCall, Call, as_heads, as_heads_mask
+from clearhead.recording.handwritten import STEPS
+from clearhead.recording.trail import Trail
 from clearhead.scores import Bias
 
 __all__ = ["FunctionSeam", "causal_rule", "read"]
 
 
 class FunctionSeam(TorchFunctionMode):
-    """Passes every function of PyTorch through unchanged; reports each attention call that succeeded."""
+    """Passes every function of PyTorch through unchanged; reports each attention call that succeeded.
 
-    def __init__(self, see: Callable[[Call], None]) -> None:
+    Calls of functions that attention may be written by hand with go through seam 4's `Trail`.
+    """
+
+    def __init__(self, see: Callable[[AnyCall], None]) -> None:
         super().__init__()
         self._see = see
+        self._trail = Trail(see)
+
+    def __exit__(self, *error: Any) -> None:
+        self._trail.clear()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -33,6 +46,9 @@ class FunctionSeam(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        how = None if torch.compiler.is_dynamo_compiling() else STEPS.get(func)
+        if how is not None:
+            return self._trail.follow(func, how, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if func in _READERS:
             if torch.compiler.is_dynamo_compiling():

@@ -201,9 +201,9 @@ class Recorder:
         foreign = f" (here: {_list(self._foreign)} made attention calls)" if self._foreign else ""
         return (
             f"record({self._name}): the model ran, but no attention call was seen. Likely causes:\n"
-            "  (a) it computes attention by hand, as softmax(q @ k.mT) @ v: call"
-            " torch.nn.functional.scaled_dot_product_attention there, or"
-            " clearhead.scaled_dot_product_attention;\n"
+            "  (a) it computes attention by hand, and not as softmax(scores) @ v: seen is PyTorch's softmax over the"
+            " last dimension, the left operand of a product (in two dimensions: as softmax(q @ k.T) @ v). Write it so,"
+            " or call torch.nn.functional.scaled_dot_product_attention;\n"
             f"  (b) the attention is in modules that are not registered as its submodules{foreign};\n"
             "  (c) it is not in Python code of this thread: in scripted or exported parts, in another thread or"
             " process, or there is none."

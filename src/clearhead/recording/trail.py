@@ -1,0 +1,195 @@
+"""What recent results were made of: notes by weak reference, kept only while the model runs.
+
+Changes in place are noticed by the tensors' versions. (Inference tensors have none: there the comparison on one
+query has to show them.)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._checks import has_numbers
+from clearhead._watch import version_of
+from clearhead.recording.calls import AnyCall
+from clearhead.recording.formula import Part, Scores, read_back, weights_call
+
+__all__ = ["Attention", "Folded", "How", "Made", "Softmax", "Step", "Trail", "Weights", "is_parameter", "is_plain"]
+
+_RECENT = 256  # results that notes are kept about
+
+
+@dataclass(frozen=True)
+class Folded:
+    """q whose batch and heads were made one dimension."""
+
+    heads: tuple[int, ...]  # (B, H)
+
+
+@dataclass(eq=False)
+class Softmax:
+    """One softmax, however many tensors are made of its result."""
+
+    scores: Scores | None
+    told: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The result of a softmax, or what became of it."""
+
+    softmax: Softmax
+    made: Tensor | None = None  # the weights as made; None: the tensor that the note is about
+    zeroed: tuple[Part, ...] = ()
+    dropped: bool = False  # went through dropout
+
+    def of(self, x: Tensor) -> Tensor:
+        """The weights as made, x being the tensor that the note is about."""
+        return x if self.made is None else self.made
+
+    def set_to_zero(self, where: tuple[Part, ...]) -> Weights:
+        """With zeros in some places: what is reported then, unless dropout came before."""
+        return replace(self, zeroed=self.zeroed + where, made=self.made if self.dropped else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """weights @ v."""
+
+    weights: Weights
+    left: Tensor
+    v: Tensor
+    heads: tuple[int, ...]  # (B, H), where v's are one dimension and that is known
+
+
+Made: TypeAlias = "Folded | Scores | Weights | Attention"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A function that was called: its arguments by name, what is known of them, its result."""
+
+    given: Mapping[str, Any]
+    known: Mapping[str, Made]
+    result: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return tuple(self.result.shape)
+
+
+@dataclass(frozen=True)
+class How:
+    """How the calls of a function are read."""
+
+    read: Callable[[Step], Made | None]
+    names: tuple[str, ...]  # of its positional arguments
+    begins: Callable[[tuple[Any, ...]], bool]  # whether there may be something to note when nothing is known yet
+
+
+@dataclass(frozen=True, eq=False)
+class _Note:
+    about: weakref.ref[Tensor]
+    version: int
+    made: Made
+
+
+class Trail:
+    """What recent results were made of; reports each attention that it leads to."""
+
+    def __init__(self, see: Callable[[AnyCall], None]) -> None:
+        self._see = see
+        self._notes: dict[int, _Note] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._notes.clear()
+
+    def follow(self, func: Callable[..., Any], how: How, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`func(*args, **kwargs)`, noting what its result is made of."""
+        if not self._notes and not how.begins(args):
+            return func(*args, **kwargs)
+        given = {**dict(zip(how.names, _flat(args), strict=False)), **kwargs}
+        known = self._known(given)  # before the call, which may write to its arguments
+        result = func(*args, **kwargs)
+        about = result if isinstance(result, Tensor) else given.get("input")
+        if is_plain(about):
+            self._take(how.read(Step(given, known, about)), about)
+        return result
+
+    def _known(self, given: Mapping[str, Any]) -> dict[str, Made]:
+        found = {name: self._find(value) for name, value in given.items() if isinstance(value, Tensor)}
+        return {name: made for name, made in found.items() if made is not None}
+
+    def _find(self, x: Tensor) -> Made | None:
+        note = self._notes.get(id(x))
+        if note is None or note.about() is not x:
+            return None
+        if note.version == version_of(x):
+            return note.made
+        if not isinstance(note.made, Weights):
+            return None  # written to by a function that is not followed
+        note.made.softmax.scores = None  # the same; the weights then are what they are now
+        return note.made
+
+    def _take(self, made: Made | None, about: Tensor) -> None:
+        if isinstance(made, Attention):
+            self._report(made)
+        elif made is not None:
+            self._note(made, about)
+
+    def _note(self, made: Made, about: Tensor) -> None:
+        key = id(about)
+        while len(self._notes) >= _RECENT:
+            self._notes.pop(next(iter(self._notes)), None)
+        notes = self._notes
+
+        def gone(ref: weakref.ref[Tensor]) -> None:
+            if key in notes and notes[key].about is ref:
+                del notes[key]
+
+        notes.pop(key, None)
+        notes[key] = _Note(weakref.ref(about, gone), version_of(about), made)
+
+    def _report(self, attention: Attention) -> None:
+        softmax, weights = attention.weights.softmax, attention.weights.of(attention.left)
+        if softmax.told or not has_numbers(weights):
+            return
+        v = Part(attention.v, tuple(attention.left.shape[:-2]))
+        scores = softmax.scores
+        if weights.ndim == 2 and not _is_self_attention(scores):
+            return
+        call = None if scores is None else read_back(scores, attention.weights.zeroed, weights, v)
+        if call is None and weights.ndim == 2:
+            return
+        softmax.told = True
+        self._see(weights_call(weights, scores, attention.heads) if call is None else call)
+
+
+def _flat(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, the list of operands that an einsum may be given taken apart."""
+    return (args[0], *args[1]) if len(args) == 2 and isinstance(args[1], (list, tuple)) else args
+
+
+def is_plain(x: object) -> TypeGuard[Tensor]:
+    """A dense tensor of numbers with a fraction, and no kind of its own."""
+    usual = type(x) in (Tensor, nn.Parameter)
+    return usual and x.is_floating_point() and not x.is_nested and x.layout == torch.strided  # type: ignore[attr-defined]
+
+
+def is_parameter(x: Tensor) -> bool:
+    """Whether this is learned, or a view of it."""
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+
+
+def _is_self_attention(scores: Scores | None) -> bool:
+    """Whether these are T×T scores of queries and keys that were computed, not learned."""
+    if scores is None or scores.shape[-2] != scores.shape[-1]:
+        return False
+    return not is_parameter(scores.q.tensor) and not is_parameter(scores.k.tensor)

@@ -1,0 +1,654 @@
+"""Seam 4: attention written by hand, as softmax(q @ k.mT) @ v, and what only looks like it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import pickle
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import clearhead
+from clearhead import DenseMap, SoftmaxMap
+from clearhead.errors import RecordingError
+from clearhead.recording import record
+
+B, H, T, D = 2, 3, 7, 4
+LATER = torch.ones(T, T, dtype=torch.bool).triu(1)
+PADDED = torch.arange(T).expand(B, T) >= torch.tensor([[T], [4]])  # (B, T), the last keys of the second entry
+SQRT = D**0.5
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+Q, K, V = (randn(B, H, T, D, seed=n) for n in range(3))
+
+
+class Run(nn.Module):
+    """Some function of tensors, as a model."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*(arg.clone() for arg in args))
+
+
+def recorded(function: Callable[..., Tensor], *args: Tensor) -> Any:
+    model = Run(function)
+    plain, state = model(*args), torch.get_rng_state()
+    with record(model) as recording:
+        out = model(*args)
+    assert torch.equal(out, plain)
+    assert torch.equal(torch.get_rng_state(), state) or "drop" in function.__name__
+    return recording
+
+
+def dense(scores: Tensor) -> Tensor:
+    return scores.softmax(-1).nan_to_num(0.0)
+
+
+def plainly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(D), dim=-1) @ v
+
+
+def scaled_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.softmax(torch.matmul(q * D**-0.5, k.mT), dim=-1).matmul(v)
+
+
+def scale_as_tensor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q.matmul(k.transpose(2, 3)) / torch.sqrt(torch.tensor(float(D)))
+    return nn.Softmax(dim=3)(scores) @ v
+
+
+def in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.softmax((q @ k.mT * D**-0.5).float(), dim=-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+def by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    energy = torch.einsum("nqhd,nkhd->nhqk", [q, k])
+    out = torch.einsum("nhql,nlhd->nqhd", [torch.softmax(energy / SQRT, dim=3), v])
+    return out.transpose(1, 2)
+
+
+def by_einsum_with_dots(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("...sd, ...ts -> ...td", v, torch.einsum("...sd,...td->...ts", k, q).div(SQRT).softmax(-1))
+
+
+def folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.reshape(B * H, T, D) for x in (q, k, v))
+    weights = torch.bmm(q, k.transpose(1, 2)).mul_(1 / SQRT).softmax(dim=2)
+    return torch.bmm(weights, v).view(B, H, T, D)
+
+
+def folded_and_unfolded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.reshape(B * H, T, D).clone() for x in (q, k, v))
+    scores = torch.baddbmm(torch.empty(B * H, T, T), q, k.mT, beta=0.0, alpha=1 / SQRT)
+    weights = scores.view(B, H, T, T).softmax(-1).view(B * H, T, T)
+    return torch.baddbmm(torch.zeros(1), weights, v).view(B, H, T, D)
+
+
+def without_the_largest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT / SQRT
+    return (scores - scores.amax(-1, keepdim=True)).softmax(-1) @ v
+
+
+FORMS = [
+    plainly,
+    scaled_query,
+    scale_as_tensor,
+    in_float32,
+    by_einsum,
+    by_einsum_with_dots,
+    folded,
+    folded_and_unfolded,
+    without_the_largest,
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_way_of_writing_it_is_read_back_as_q_and_k(form):
+    (attn,) = recorded(form, Q, K, V)
+    assert isinstance(attn, SoftmaxMap)
+    assert attn.shape == (B, H, T, T)
+    assert (attn.to_dense() - dense(Q @ K.mT / SQRT)).abs().max() <= 1e-6
+    assert torch.equal(attn.v, V)
+
+
+def mask_before(scores: Tensor) -> Tensor:
+    return scores.masked_fill(LATER, -math.inf) / SQRT
+
+
+def mask_after(scores: Tensor) -> Tensor:
+    return (scores / SQRT).masked_fill(torch.tril(torch.ones(1, 1, T, T)) == 0, float("-1e20"))
+
+
+def mask_in_place(scores: Tensor) -> Tensor:
+    scores /= SQRT
+    scores.masked_fill_(LATER, torch.finfo(scores.dtype).min)
+    return scores
+
+
+def mask_added(scores: Tensor) -> Tensor:
+    return scores / SQRT + torch.full((T, T), -math.inf).triu(1)
+
+
+def mask_added_in_place(scores: Tensor) -> Tensor:
+    scores *= 1 / SQRT
+    scores += torch.full((1, 1, T, T), -1e9).triu(1)
+    return scores
+
+
+def mask_by_where(scores: Tensor) -> Tensor:
+    return torch.where(~LATER, scores / SQRT, torch.tensor(torch.finfo(scores.dtype).min))
+
+
+def mask_by_index(scores: Tensor) -> Tensor:
+    scores = scores / SQRT
+    scores[LATER.expand_as(scores)] = -math.inf
+    return scores
+
+
+def mask_kept_finite(scores: Tensor) -> Tensor:
+    scores = scores / SQRT + torch.full((T, T), -math.inf).triu(1)
+    return torch.max(scores, torch.tensor(torch.finfo(scores.dtype).min))
+
+
+CAUSAL = [
+    mask_before,
+    mask_after,
+    mask_in_place,
+    mask_added,
+    mask_added_in_place,
+    mask_by_where,
+    mask_by_index,
+    mask_kept_finite,
+]
+
+
+@pytest.mark.parametrize("hide", CAUSAL)
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_trap12_every_way_of_looking_back_only_is_the_causal_rule(hide, grad):
+    with grad():
+        (attn,) = recorded(lambda q, k, v: hide(q @ k.mT).softmax(-1) @ v, Q, K, V)
+    assert repr(attn.mask) == "causal()"
+    assert attn.bias is None
+    weights = attn.to_dense()
+    assert (weights - dense((Q @ K.mT / SQRT).masked_fill(LATER, -math.inf))).abs().max() <= 1e-6
+    assert (weights[..., LATER] == 0).all()
+
+
+def test_trap10_nothing_of_the_size_of_all_pairs_is_held():
+    q = randn(1, 4, 512, 8)
+    later = torch.ones(512, 512, dtype=torch.bool).triu(1)
+    recording = recorded(lambda q: (q @ q.mT).masked_fill(later, -math.inf).softmax(-1) @ q, q)
+    assert recording.nbytes == q.nbytes
+
+
+def test_trap13_a_mask_per_batch_entry_hides_keys_of_that_entry():
+    hidden = PADDED[:, None, None, :]
+    (attn,) = recorded(lambda q, k, v: (q @ k.mT).masked_fill(hidden, -1e9).softmax(-1) @ v, Q, K, V)
+    assert attn.scale == 1
+    assert (attn.to_dense() - dense((Q @ K.mT).masked_fill(hidden, -math.inf))).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("shape", [(T,), (T, 1), (T, T), (1, H, T, T), (H, 1, T), (B, 1, 1, T), (B, H, T, 1)])
+def test_trap17_a_bias_is_held_as_it_came(shape):
+    bias = randn(*shape)
+    (attn,) = recorded(lambda q, k, v: (q @ k.mT + 2 * bias).softmax(-1) @ v, Q, K, V)
+    assert isinstance(attn, SoftmaxMap)
+    assert (attn.to_dense() - dense(Q @ K.mT + 2 * bias)).abs().max() <= 1e-6
+
+
+def test_trap11_what_is_scaled_after_a_bias_scales_the_bias():
+    bias = randn(1, H, T, T)
+    (attn,) = recorded(lambda q, k, v: ((q @ k.mT - bias) * 0.5).softmax(-1) @ v, Q, K, V)
+    assert attn.scale == 0.5
+    assert (attn.to_dense() - dense((Q @ K.mT - bias) / 2)).abs().max() <= 1e-6
+
+
+def test_trap17_a_soft_cap_before_the_mask():
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.tanh(q @ k.mT / SQRT / 2.0) * 2.0
+        return scores.masked_fill(LATER, -math.inf).softmax(-1) @ v
+
+    (attn,) = recorded(capped, Q, K, V)
+    assert attn.softcap == 2
+    expected = dense((2 * (Q @ K.mT / SQRT / 2).tanh()).masked_fill(LATER, -math.inf))
+    assert (attn.to_dense() - expected).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("einsum", [False, True])
+def test_trap15_keys_that_heads_share_stay_shared(einsum):
+    q, k, v = randn(B, 2, 3, T, D), randn(B, 2, T, D), randn(B, 2, T, D, seed=1)
+
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if einsum:
+            scores = torch.einsum("bgrtd,bgsd->bgrts", q, k)
+            return torch.einsum("bgrts,bgsd->bgrtd", scores.softmax(-1), v)
+        scores = (q @ k.unsqueeze(2).mT).masked_fill(PADDED[:, None, None, None], -math.inf)
+        return scores.softmax(-1) @ v.unsqueeze(2)
+
+    (attn,) = recorded(grouped, q, k, v)
+    assert attn.shape == (B, 6, T, T)
+    assert attn.k.shape == (B, 2, T, D)
+    scores = q.flatten(1, 2) @ k.repeat_interleave(3, 1).mT
+    expected = dense(scores if einsum else scores.masked_fill(PADDED[:, None, None], -math.inf))
+    assert (attn.to_dense() - expected).abs().max() <= 1e-6
+
+
+def test_trap18_cross_attention_with_more_keys_and_other_values():
+    k, v = randn(B, H, 9, D), randn(B, H, 9, 5)
+    (attn,) = recorded(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, Q, k, v)
+    assert attn.shape == (B, H, T, 9)
+    assert attn.v.shape == (B, H, 9, 5)
+
+
+def test_trap06_with_a_cache_causal_is_lower_right():
+    later = torch.ones(3, T, dtype=torch.bool).triu(1 + T - 3)
+    (attn,) = recorded(lambda q, k, v: (q @ k.mT).masked_fill(later, -math.inf).softmax(-1) @ v, Q[:, :, :3], K, V)
+    assert repr(attn.mask) == "causal()"
+
+
+@pytest.mark.parametrize("fill", [lambda w, m: w.masked_fill(m, 0.0), lambda w, m: w.masked_fill_(m, 0)])
+@pytest.mark.parametrize("hides", [-math.inf, torch.finfo(torch.float32).min])
+def test_trap04_rows_with_nothing_to_attend_to_are_zero(fill, hides):
+    hidden = LATER | PADDED[:, None, None, :].flip(-1)  # left padding
+    scores = (Q @ K.mT).masked_fill(hidden, -math.inf)
+
+    def emptied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).masked_fill(hidden, hides).softmax(-1).nan_to_num(0.0)
+        return fill(weights, hidden) @ v
+
+    (attn,) = recorded(emptied, Q, K, V)
+    assert isinstance(attn, SoftmaxMap)
+    assert (attn.to_dense() - dense(scores)).abs().max() <= 1e-6
+    assert attn.entropy().isfinite().all()
+
+
+@pytest.mark.parametrize("drop", [F.dropout, torch.nn.Dropout(0.5), lambda w, **_: torch.dropout(w, 0.5, True)])
+def test_trap08_weights_are_those_before_dropout(drop):
+    bias = randn(B, H, T, T)  # as large as the weights: these are held
+    for biased in (False, True):
+
+        def with_drop(q: Tensor, k: Tensor, v: Tensor, biased: bool = biased) -> Tensor:
+            torch.manual_seed(3)
+            scores = q @ k.mT + bias if biased else q @ k.mT
+            return drop(scores.softmax(-1)) @ v
+
+        (attn,) = recorded(with_drop, Q, K, V)
+        assert isinstance(attn, DenseMap if biased else SoftmaxMap)
+        assert (attn.to_dense() - dense(Q @ K.mT + bias if biased else Q @ K.mT)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_trap19_half_precision_is_read_in_float32(dtype):
+    q, k, v = (x.to(dtype) for x in (Q, K, V))
+    (attn,) = recorded(plainly, q, k, v)
+    assert isinstance(attn, SoftmaxMap)
+    assert attn.to_dense().dtype == torch.float32
+    assert (attn.to_dense() - dense(q.float() @ k.float().mT / SQRT)).abs().max() <= 1e-6
+
+
+def test_autocast_rounds_the_scores_and_not_what_is_read():
+    model = Run(plainly)
+    with torch.autocast("cpu", dtype=torch.bfloat16), record(model) as recording:
+        model(Q, K, V)
+    assert (recording[0].to_dense() - dense(Q @ K.mT / SQRT)).abs().max() <= 1e-6
+
+
+# --- what is not understood: the weights as they were made ----------------------------------------
+
+
+def normalised(scores: Tensor) -> Tensor:
+    return scores / scores.norm(dim=-1, keepdim=True)
+
+
+def part_of_it_changed(scores: Tensor) -> Tensor:
+    scores[:, :, :, 0] = 3.0
+    return scores
+
+
+def changed_through_a_view(scores: Tensor) -> Tensor:
+    scores.view(-1, T, T)[:, 2].fill_(1.0)
+    return scores
+
+
+def clamped(scores: Tensor) -> Tensor:
+    return scores.clamp(-0.5, 0.5)
+
+
+def hidden_a_little(scores: Tensor) -> Tensor:
+    return scores.masked_fill(LATER, -1.0)
+
+
+@pytest.mark.parametrize("change", [normalised, part_of_it_changed, changed_through_a_view, clamped, hidden_a_little])
+def test_what_is_not_understood_gives_the_weights_themselves(change):
+    (attn,) = recorded(lambda q, k, v: change(q @ k.mT).softmax(-1) @ v, Q, K, V)
+    assert isinstance(attn, DenseMap)
+    assert torch.equal(attn.to_dense(), dense(change(Q @ K.mT)))
+
+
+def test_operands_that_were_overwritten_are_not_read_back():
+    def overwritten(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        q.zero_()
+        return scores.softmax(-1) @ v
+
+    (attn,) = recorded(overwritten, Q, K, V)
+    assert torch.equal(attn.to_dense(), dense(Q @ K.mT))
+
+
+def test_additive_attention_is_seen_by_its_weights():
+    def bahdanau(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q[:, :, None] + k[:, None]).tanh().sum(-1)
+        return torch.bmm(scores.softmax(-1), v)
+
+    q, k, v = Q[:, 0], K[:, 0], V[:, 0]
+    (attn,) = recorded(bahdanau, q, k, v)
+    assert attn.shape == (B, 1, T, T)
+    assert torch.equal(attn.to_dense()[:, 0], (q[:, :, None] + k[:, None]).tanh().sum(-1).softmax(-1))
+
+
+def test_heads_folded_into_the_batch_are_found_by_the_values():
+    def fold(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.view(B * H, T, D) for x in (q, k, v))
+        return torch.bmm(normalised(torch.bmm(q, k.mT)).softmax(-1), v)
+
+    (attn,) = recorded(fold, Q, K, V)
+    assert attn.shape == (B, H, T, T)
+    assert (attn.to_dense() - dense(normalised(Q @ K.mT))).abs().max() <= 1e-6
+
+
+def test_weights_that_are_overwritten_later_raise_on_reading():
+    kept = []
+
+    def keeping(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept.append(normalised(q @ k.mT).softmax(-1))
+        return kept[-1] @ v
+
+    recording = recorded(keeping, Q, K, V)
+    assert torch.equal(pickle.loads(pickle.dumps(recording))[0].to_dense(), kept[-1])
+    assert recording.nbytes == kept[-1].nbytes == recording.dense_nbytes
+    kept[-1].zero_()
+    with pytest.raises(RecordingError, match="weights, mask or bias was overwritten"):
+        recording[0]
+
+
+def test_trap05_padding_is_joined_to_weights_that_left_it_out():
+    class Padded(nn.Module):
+        def forward(self, q: Tensor, attention_mask: Tensor, hide: bool = True) -> Tensor:
+            scores = normalised(q @ q.mT)
+            hidden = attention_mask[:, None, None, :] == 0
+            return (scores.masked_fill(hidden, -1e9) if hide else scores).softmax(-1) @ q
+
+    model, real = Padded(), (~PADDED).long()
+    with record(model) as recording:
+        model(Q, real)
+    weights = recording[0].to_dense()
+    assert (weights[1, :, 4:] == 0).all()  # padded queries
+    assert (weights[1, :, :, 4:] == 0).all()
+    assert (weights[1, :, :4].sum(-1) - 1).abs().max() <= 1e-6
+    with record(model) as recording:  # padding that the model did not hide is not this call's
+        model(Q, real, hide=False)
+    assert (recording[0].to_dense()[1, :, :, 4:] > 0).all()
+
+
+# --- what only looks like attention ---------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Routers, in the ways in which they are written."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.gate, self.experts = nn.Linear(D, 5), nn.Parameter(randn(5, D, D))
+        self.table, self.w = nn.Parameter(randn(5, D)), nn.Parameter(randn(D, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = F.softmax(self.gate(x), dim=-1)
+        if self.how == "top-k":
+            values, chosen = gates.flatten(0, 1).topk(2)
+            return (self.experts[chosen] @ x.flatten(0, 1)[:, None, :, None] * values[..., None, None]).sum(1)
+        if self.how == "mixture":
+            outputs = torch.einsum("btd,edf->btef", x, self.experts)
+            return (gates.unsqueeze(-2) @ outputs).squeeze(-2)
+        if self.how == "einsum":
+            return torch.einsum("bte,bted->btd", gates, torch.einsum("btd,edf->btef", x, self.experts))
+        if self.how == "merged":
+            return torch.einsum("bte,edf->btdf", gates, self.experts)
+        if self.how == "table":
+            return gates @ self.table
+        if self.how == "two-dimensional":
+            return F.softmax(x[0] @ self.w, dim=-1) @ x[0]  # T experts for T tokens
+        return torch.multinomial(gates.flatten(0, 1), 1) + (gates * 2).sum()
+
+
+@pytest.mark.parametrize("how", ["top-k", "mixture", "einsum", "merged", "table", "two-dimensional", "sampling"])
+def test_routers_and_sampling_are_not_taken_for_attention(how):
+    torch.manual_seed(0)
+    model, x = Experts(how), randn(B, T, D)
+    with torch.no_grad(), pytest.raises(RecordingError, match="no attention call was seen"), record(model):
+        model(x)
+
+
+def test_a_softmax_is_a_layer_once():
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).softmax(-1)
+        return weights @ v + weights.clone() @ q
+
+    assert len(recorded(twice, Q, K, V)) == 1
+
+
+def test_of_a_softmax_of_a_softmax_the_one_that_is_used_is_the_layer():
+    (attn,) = recorded(lambda q, k, v: (q @ k.mT).softmax(-1).softmax(-1) @ v, Q, K, V)
+    assert torch.equal(attn.to_dense(), dense(Q @ K.mT).softmax(-1))
+
+
+def test_calls_that_an_earlier_seam_has_taken_are_not_seen_again():
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.theirs = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.scaled_dot_product_attention(x, x, x)
+            x = self.theirs(x, x, x, need_weights=True)[0]
+            return (x @ x.mT).softmax(-1) @ x
+
+    model = Both()
+    with record(model) as recording:
+        model(randn(B, T, 8))
+    assert recording.paths == ["", "theirs", ""]
+
+
+# --- layers of a student's own: two dimensions ----------------------------------------------------
+
+
+class Mine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(123)
+        self.W_query, self.W_key, self.W_value = (nn.Parameter(torch.rand(3, 2)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys, queries, values = x @ self.W_key, x @ self.W_query, x @ self.W_value
+        scores = queries @ (keys.T if x.ndim == 2 else keys.mT)
+        return torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1) @ values
+
+
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_layer_of_ones_own_is_seen_with_a_batch_and_without(grad):
+    x, model = randn(6, 3), Mine()
+    with grad():
+        for given in (x, x[None]):
+            with record(model) as recording:
+                out = model(given)
+            (attn,) = recording
+            assert isinstance(attn, SoftmaxMap)
+            assert attn.shape == (1, 1, 6, 6)
+            assert torch.equal(out, model(given))
+            assert (attn.to_dense()[0, 0] @ (x @ model.W_value) - out.view(6, 2)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("rung", ["SelfAttention", "RawSelfAttention", "CausalAttention", "MultiHeadAttentionWrapper"])
+def test_the_ladders_layers_are_seen_inside_a_model(rung):
+    make = getattr(clearhead.nn, rung)
+    more = {"context_length": 8, "dropout": 0.1} if "elf" not in rung else {}
+    heads = {"num_heads": 2} if "Head" in rung else {}
+
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed = nn.Embedding(20, 6)
+            self.layers = nn.ModuleList(make(d_in=6, d_out=6 // max(1, len(heads) * 2), **more, **heads) for _ in "ab")
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    model, ids = GPT().eval(), torch.arange(10).view(2, 5)
+    with record(model) as recording:
+        model(ids)
+    own = model.layers[0].attend(model.embed(ids))[1]
+    own = own if len(own.shape) == 4 else own.to_dense()[:, None]
+    found = torch.cat([attn.to_dense() for attn in recording[: len(recording) // 2]], 1)
+    assert (found - (own if isinstance(own, Tensor) else own.to_dense())).abs().max() <= 1e-6
+    assert len(recording) == (4 if heads else 2)
+    assert all(isinstance(attn, SoftmaxMap) and attn.bias is None for attn in recording)
+
+
+# --- nothing is changed, nothing is left behind ---------------------------------------------------
+
+
+def test_trap02_everything_is_as_before_after_a_block(touched):
+    before = touched()
+    recorded(plainly, Q, K, V)
+    assert touched() == before
+
+
+def test_trap02_nothing_is_alive_after_the_block_but_what_the_recording_holds():
+    made: list[weakref.ref[Tensor]] = []
+
+    def watched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT).masked_fill(LATER, -math.inf)
+        weights = F.dropout(scores.softmax(-1), 0.1)
+        made.extend(weakref.ref(x) for x in (scores, weights))
+        return weights @ v
+
+    model = Run(watched)
+    with record(model) as recording:
+        out = model(Q, K, V)
+        assert all(ref() is None for ref in made)  # and not within the block either
+    assert recording[0].shape == (*out.shape[:2], T, T)
+
+
+def test_trap02_an_exception_between_the_steps_leaves_nothing():
+    made: list[weakref.ref[Tensor]] = []
+
+    def fails(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).softmax(-1)
+        made.append(weakref.ref(weights))
+        return weights @ v[:, :, 1:]
+
+    model = Run(fails)
+    with pytest.raises(RuntimeError), record(model):
+        model(Q, K, V)
+    gc.collect()
+    assert made[0]() is None
+
+
+def test_detach_false_keeps_the_graph_and_trains():
+    for bias, kind in ((torch.zeros(()), SoftmaxMap), (randn(B, H, T, T), DenseMap)):
+        q = Q.clone().requires_grad_()
+        model = Run(lambda q, k, v, bias=bias: (q @ k.mT + bias).softmax(-1) @ v)
+        with record(model, detach=False) as recording:
+            model(q, K, V)
+        assert isinstance(recording[0], kind)
+        recording[0].entropy().mean().backward()
+        assert q.grad.abs().sum() > 0
+
+
+def test_a_compiled_function_is_left_to_the_compiler():
+    model = Run(torch.compile(plainly, backend="aot_eager", fullgraph=True))
+    plain = model(Q, K, V)
+    with pytest.raises(RecordingError, match="no attention call was seen"), record(model):
+        out = model(Q, K, V)
+    assert torch.equal(out, plain)
+
+
+# --- models of transformers that have attention functions of their own ----------------------------
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+FAMILIES: dict[str, tuple[str, dict[str, Any], type]] = {
+    "bloom": ("Bloom", {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}, SoftmaxMap),
+    "mpt": ("Mpt", {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 16}, SoftmaxMap),
+    "deberta": (
+        "DebertaV2",
+        {**SMALL, "intermediate_size": 32, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+        DenseMap,
+    ),
+    "xglm": (
+        "XGLM",
+        {"vocab_size": 50, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32},
+        SoftmaxMap,
+    ),
+    "xlnet": ("XLNet", {"vocab_size": 50, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 32}, DenseMap),
+    "mpnet": ("MPNet", {**SMALL, "intermediate_size": 32}, DenseMap),
+    "megatron": ("MegatronBert", {**SMALL, "intermediate_size": 32}, SoftmaxMap),
+    "falcon": ("Falcon", {**SMALL, "attn_implementation": "eager"}, SoftmaxMap),
+}
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_with_a_softmax_of_their_own_match_their_weights(family, side):
+    transformers = pytest.importorskip("transformers")
+    name, config, kind = FAMILIES[family]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config)).eval()
+    real = {"none": ~PADDED | True, "right": ~PADDED, "left": ~PADDED.flip(1)}[side]
+    given = {"input_ids": torch.randint(3, 50, (B, T)), "attention_mask": real.long()}
+    with torch.no_grad():
+        plain = model(**given)
+        with record(model) as recording:
+            out = model(**given)
+        theirs = model(**given, output_attentions=True).attentions
+    assert torch.equal(out[0], plain[0])
+    assert len(recording) == len(theirs) == 2
+    for attn, weights in zip(recording, theirs, strict=True):
+        assert isinstance(attn, kind)
+        off = (attn.to_dense() - weights).abs() * real[:, None, :, None]
+        assert off.max() <= 1e-6
+        assert (attn.to_dense()[(~real)[:, None].expand(B, 4, T)] == 0).all()
+
+
+def test_trap_a_mixture_of_experts_has_its_attention_and_no_router():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        **SMALL, num_key_value_heads=2, intermediate_size=32, num_local_experts=4, attn_implementation="sdpa"
+    )
+    model = transformers.MixtralModel(config).eval()
+    with torch.no_grad(), record(model) as recording:
+        model(input_ids=torch.randint(3, 50, (B, T)))
+    assert recording.paths == ["layers.0.self_attn", "layers.1.self_attn"]
