@@ -95,6 +95,7 @@ def touched() -> Callable[[], list[Any]]:
         modeling = sys.modules.get("transformers.modeling_utils")
         if modeling is not None:
             held.append(modeling.AttentionInterface.get_interface)
+            held.append(getattr(modeling.PreTrainedModel, "get_compiled_call", None))
         settings = [torch._C._len_torch_function_stack(), torch.is_grad_enabled(), torch.get_default_dtype()]
         return [*held, *settings, torch.get_rng_state().tolist()]
 

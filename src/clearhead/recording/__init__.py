@@ -29,6 +29,11 @@ def record(
     self-attention, `softmax(q @ k.T) @ v`). Weights are those before dropout. Calls of this model in the entering
     thread are recorded, no others. Nothing is left behind, after an exception too. Blocks may be nested and overlap.
 
+    Several calls of the model in one block are several passes. Calls that go on from one another, as `generate` makes
+    them, are one text, and `recording[17]` is then one map over prompt and generated tokens, equal to that of one call
+    over the same tokens; the newest token never was a query. Of such calls q and k are kept, and no v. Beams and
+    assisted decoding make no one text: `recording.passes` holds their calls.
+
     A compiled model runs uncompiled in the block, and a warning says so: torch.compile then is off for the whole
     process, other models and threads included. A compiled function inside a plain model is split at its
     attention calls (one compiled with fullgraph=True fails). An `nn.MultiheadAttention` in it then may take the fast
@@ -37,7 +42,9 @@ def record(
     Args:
         model: the module that is called in the block; each call of it is one pass.
         layers: numbers of the layers to keep (the order of the attention calls in a pass, from 0); None keeps
-            all.
+            all. A module that is called several times in a pass is a layer at each call.
+        keep: a function of a layer's label ("L17") and its map, called as each map is made; what it returns is in
+            `recording.results` by label, and neither the map nor q, k and v are kept.
         padding: (B, tokens), True or 1 where a token is real; None reads it from the call's own 2-D
             `attention_mask`, or the padding masks of PyTorch's own modules; False takes all tokens for real. Padded
             queries attend to nothing, padded keys get weight 0.
@@ -46,17 +53,20 @@ def record(
     Returns:
         A context manager; entering it gives the `Recording`, a sequence of maps, complete when the model has
         returned: `SoftmaxMap`, or `DenseMap` of the weights where attention written by hand is more than a softmax of
-        scaled q·k, masks and biases.
+        scaled q·k, masks and biases. `.encoder`, `.decoder` and `.cross` are the maps of each side of an
+        encoder-decoder model.
 
     Raises:
         RecordingError: for a scripted or exported model, or none; for a recorder that is entered again; on
             leaving, if no attention call was seen, or a layer of `layers` does not exist; while the model runs, if
-            a call computes something that is not understood.
+            a call computes something that is not understood, or `keep` fails; on reading, where calls make no
+            one text.
 
     Cost: O(1) a call beside holding q, k and v: no weights are computed. (An eager implementation, whose code
     differs from model to model, and one written by hand are checked on one query a call; the masks of the latter are
     compared with the causal one. PyTorch's fast paths give out no q, k and v, which are
-    projected once more.)
+    projected once more.) A step of generation holds its query, and compares the keys of earlier tokens with
+    those it knows: O(S·D) a key head.
 
     >>> import torch
     >>> from torch.nn import functional as F

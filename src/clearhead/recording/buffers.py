@@ -48,12 +48,11 @@ def filled(call: AnyCall, buffers: list[Buffer]) -> AnyCall:
 
 
 def is_borrowed(call: AnyCall, buffers: list[Buffer]) -> bool:
-    """Whether a later step will write to the keys: they are a buffer's, or look like the filled part of one."""
+    """Whether a later step will write to the keys: they are a buffer's, or look so (room behind, or written to)."""
     if not isinstance(call, Call):
         return False
-    (T, S), k = call.shape[-2:], call.k
-    is_written = S > T and version_of(k) > 0
-    return _has_room(k) or is_written or any(_is(each, k) for each in buffers)
+    k = call.k
+    return _has_room(k) or version_of(k) > 0 or any(_is(each, k) for each in buffers)
 
 
 def _has_room(k: Tensor) -> bool:

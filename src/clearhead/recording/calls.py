@@ -48,7 +48,7 @@ class Call:
     @property
     def no_keys(self) -> Tensor:
         """What stands for k or v where they are kept elsewhere, or not at all: none of them, (B, 1, 0, D)."""
-        return self.q[:, :1, :0]
+        return self.q.new_empty(self.q.shape[0], 1, 0, self.q.shape[3])
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that the map will read later."""

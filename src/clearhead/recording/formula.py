@@ -88,10 +88,9 @@ class Scores:
         part = Part(other, self.lead, factor)
         return replace(self, biases=(*self.biases, part), watched=(*self.watched, Watched([other])))
 
-    def without(self, mask: object, value: object) -> Scores | None:
+    def without(self, mask: object, value: float | None) -> Scores | None:
         """Hidden where the mask is True, if the value that stands there hides."""
-        filled = number(value)
-        if filled is None or filled > HIDES or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        if value is None or value > HIDES or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             return None
         part = Part(mask, self.lead)
         return replace(self, hidden=(*self.hidden, part), watched=(*self.watched, Watched([mask])))
@@ -134,8 +133,8 @@ def read_back(scores: Scores, zeroed: tuple[Part, ...], weights: Tensor, v: Part
 
 
 def _is_less(call: Call, dense: DenseCall) -> bool:
-    """Whether a call is of the weights' shape, and holds no bias of their size (unless they are a single matrix)."""
-    one = math.prod(dense.shape[:2]) <= 1
+    """Whether a call is of the weights' shape, and holds no bias of their size (unless they are one matrix or row)."""
+    one = math.prod(dense.shape[:2]) <= 1 or dense.shape[2] == 1
     full = any(isinstance(bias, Tensor) and bias.shape == dense.shape for bias in call.biases)
     return call.shape == dense.shape and (one or not full)
 

@@ -2,7 +2,8 @@
 
 `AttentionInterface.get_interface(implementation, default)` gives a model the function it calls next. For the
 time of a block the method is replaced, so that the function also reports its call: with the module, grouped
-heads unexpanded, before the library repeats or packs them.
+heads unexpanded, before the library repeats or packs them. So is `get_compiled_call`, by which `generate` compiles a
+model whose cache is static: a compiled graph makes no calls that can be seen.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.recording.checking import confirmed
 from clearhead.recording.interfaces import Arguments, Function, readings
@@ -32,7 +34,11 @@ def replacements() -> list[Replacement]:
     if interface is None:
         return []
     owners = [cls for cls in _family(interface) if "get_interface" in vars(cls)]
-    return [_known.setdefault(owner, Replacement(owner, "get_interface", _reporting)) for owner in owners]
+    found = [_known.setdefault(owner, Replacement(owner, "get_interface", _reporting)) for owner in owners]
+    model = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    if hasattr(model, "get_compiled_call"):
+        found.append(_known.setdefault(model, Replacement(model, "get_compiled_call", _uncompiled)))
+    return found
 
 
 def _family(cls: type) -> Iterator[type]:
@@ -52,6 +58,23 @@ def _reporting(original: Function) -> Function:
         return _reported(function) if watched and not hasattr(function, "reports_to_clearhead") else function
 
     return get_interface
+
+
+def _uncompiled(original: Function) -> Function:
+    @functools.wraps(original)
+    def get_compiled_call(self: nn.Module, *args: Any, **kwargs: Any) -> Function:
+        observer = current()
+        if observer is None or not observer.watches(self):
+            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        warnings.warn(
+            f"{type(self).__name__}.generate would compile the model; inside a record block it runs uncompiled (a"
+            " compiled graph makes no calls that can be seen). Its output is that of the uncompiled model.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return self.__call__
+
+    return get_compiled_call
 
 
 def _reported(function: Function) -> Function:

@@ -115,24 +115,14 @@ class Layer(Kept):
         if isinstance(call, Call):
             self._keys, self.cols, self.link = _keys_of(call, before, borrowed)
             call = replace(call, k=call.no_keys, v=call.no_keys if borrowed else call.v)
-        self._set(call)
-        if self.link is Link.GROWN and before is not None:
-            before._slim()
-            self._slim()
+        self._set(_slim(call) if self.link is Link.GROWN else call)
+        if self.link is Link.GROWN and before is not None and before.link is not Link.GROWN:
+            before._set(_slim(before._call))
+            vars(before).pop("_map", None)
 
     def _set(self, call: AnyCall) -> None:
         self._call = call  # without its keys
         self._watched = Watched(call.tensors())  # from the call on: the map, which watches too, is made later
-
-    def _slim(self) -> None:
-        """Keep of a call of a growing text its queries only, not what they were computed together with."""
-        if isinstance(self._call, Call):
-            q = self._call.q
-            whole = q.requires_grad or q.untyped_storage().nbytes() == q.nbytes
-            q = q if whole else q.clone()
-            slim = replace(self._call, q=q)
-            self._set(replace(slim, k=slim.no_keys, v=slim.no_keys))
-            vars(self).pop("_map", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As a copy or a pickle, whose tensors count their versions anew; layers go on sharing their keys."""
@@ -149,6 +139,11 @@ class Layer(Kept):
     @property
     def made_from(self) -> tuple[Tensor, ...]:
         return tuple(self.call.tensors())
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the keys are known, and not the weights alone."""
+        return self._keys is not None
 
     @property
     def changed(self) -> bool:
@@ -171,6 +166,15 @@ class Layer(Kept):
                 " or bias was overwritten in place after the call (a cache in one buffer does so at each step, an"
                 " optimiser at each update). Read it before that."
             )
+
+
+def _slim(call: AnyCall) -> AnyCall:
+    """Of a call of a growing text its queries only, not what they were computed together with."""
+    if not isinstance(call, Call):
+        return call
+    q = call.q
+    q = q if q.requires_grad or q.untyped_storage().nbytes() == q.nbytes else q.clone()
+    return replace(call, q=q, k=call.no_keys, v=call.no_keys)
 
 
 def _restored(number: int, path: str, call: AnyCall, padding: Any, keys: Keys | None, cols: slice, link: Link) -> Layer:

@@ -87,6 +87,11 @@ class Observer:
         for listener in self.listeners:
             listener.see(call, module)
 
+    def watches(self, module: nn.Module) -> bool:
+        """Whether a module is a part of a model that a block records."""
+        roots = (root for listener in self.listeners for root in listener.roots)
+        return any(module is part for root in roots for part in root.modules())
+
     def run(self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)`, noting that it runs."""
         self.modules.append(module)

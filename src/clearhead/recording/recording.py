@@ -258,10 +258,7 @@ class Recording(_Maps):
         broken = next((text.passes[0] for text in self.texts[1:] if text.passes[0].is_step), None)
         if broken is not None:
             n = next(n for n, each in enumerate(self.passes) if each is broken)
-            called += (
-                f", and call {n} does not go on from call {n - 1}: its keys are not those and new ones. Beam search"
-                " reorders them, assisted decoding takes some back; such calls do not make one text"
-            )
+            called += f", and call {n} {_why_not(broken, n - 1)}"
         elif len(self.texts) < len(self.passes) and what == "recording":
             which += f", or which text: recording.texts[0] … recording.texts[{len(self.texts) - 1}]"
         return RecordingError(f"{called}. Say which call: {which}.")
@@ -289,6 +286,19 @@ class Recording(_Maps):
         if len(self.texts) == 1:
             return f"Recording(passes={len(self.passes)}, {_summary(self._kept('repr'))})"
         return f"Recording(passes={len(self.passes)}; holds {size(self.nbytes)})"
+
+
+def _why_not(step: Pass, before: int) -> str:
+    """Why a step does not go on from the call before."""
+    if not all(layer.has_keys for layer in step._layers if isinstance(layer, Layer)):
+        return (
+            f"cannot be told to go on from call {before}: of some layers the weights alone are known, not the keys, so"
+            " that the calls do not make one text"
+        )
+    return (
+        f"does not go on from call {before}: its keys are not those and new ones. Beam search reorders them, assisted"
+        " decoding takes some back; such calls do not make one text"
+    )
 
 
 def _summary(layers: list[Kept]) -> str:
