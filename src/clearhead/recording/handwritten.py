@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead._checks import has_numbers
 from clearhead._watch import Watched
 from clearhead.recording.einsum import Contraction
 from clearhead.recording.formula import HIDES, Part, Scores, number
@@ -163,9 +164,17 @@ def _setitem(step: Step) -> Made | None:
 
 def _filled(step: Step, name: str, mask: object, value: object) -> Made | None:
     made, scores = step.known.get(name), _of(step, name)
-    if isinstance(made, Weights) and number(value) == 0 and isinstance(mask, Tensor) and mask.dtype == torch.bool:
+    if isinstance(made, Weights) and isinstance(mask, Tensor) and mask.dtype == torch.bool and _filling(value) == 0:
         return made.set_to_zero((Part(mask, step.shape[:-2]),))
-    return None if scores is None else scores.without(mask, value)
+    return None if scores is None else scores.without(mask, _filling(value))
+
+
+def _filling(value: object) -> float | None:
+    """The number that a value stands for, also as a tensor full of it, or of such as all hide."""
+    if not is_plain(value) or value.numel() <= 1 or not has_numbers(value):
+        return number(value)
+    low, high = (float(end) for end in value.detach().aminmax())
+    return high if low == high or high <= HIDES else None
 
 
 def _nan_to_num(step: Step) -> Made | None:
@@ -213,8 +222,11 @@ def _never(args: tuple[Any, ...]) -> bool:
     return False
 
 
-def _is_4d(args: tuple[Any, ...]) -> bool:
-    return bool(args) and isinstance(args[0], Tensor) and args[0].ndim == 4
+def _may_fold(args: tuple[Any, ...]) -> bool:
+    """Whether this may make (B, H, T, D) three-dimensional: not if it says another last dimension."""
+    if not args or not isinstance(args[0], Tensor) or args[0].ndim != 4:
+        return False
+    return len(args) < 4 or not isinstance(args[-1], int) or args[-1] in (-1, args[0].shape[-1])
 
 
 def _everywhere(
@@ -250,6 +262,6 @@ STEPS: dict[Callable[..., Any], How] = {
     **_everywhere(_nan_to_num, ("input", "nan"), "nan_to_num", "nan_to_num_"),
     **_everywhere(_dropout, _ONE, "dropout", "dropout_"),
     **_everywhere(_cast, _ONE, "to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone"),
-    **_everywhere(_view, _ONE, "view", "reshape", "flatten", "unflatten", "squeeze", "view_as", begins=_is_4d),
+    **_everywhere(_view, _ONE, "view", "reshape", "flatten", "unflatten", "squeeze", "view_as", begins=_may_fold),
     **_everywhere(_unsqueeze, ("input", "dim"), "unsqueeze"),
 }
