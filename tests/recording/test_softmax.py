@@ -443,14 +443,20 @@ class Experts(nn.Module):
             return gates @ self.table
         if self.how == "two-dimensional":
             return F.softmax(x[0] @ self.w, dim=-1) @ x[0]  # T experts for T tokens
+        if self.how == "two-dimensional einsum":
+            return torch.einsum("te,ed->td", torch.einsum("td,de->te", x[0], self.w).softmax(-1), x[0])
         return torch.multinomial(gates.flatten(0, 1), 1) + (gates * 2).sum()
 
 
-@pytest.mark.parametrize("how", ["top-k", "mixture", "einsum", "merged", "table", "two-dimensional", "sampling"])
-def test_routers_and_sampling_are_not_taken_for_attention(how):
+@pytest.mark.parametrize(
+    "how",
+    ["top-k", "mixture", "einsum", "merged", "table", "two-dimensional", "two-dimensional einsum", "sampling"],
+)
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_routers_and_sampling_are_not_taken_for_attention(how, grad):
     torch.manual_seed(0)
     model, x = Experts(how), randn(B, T, D)
-    with torch.no_grad(), pytest.raises(RecordingError, match="no attention call was seen"), record(model):
+    with grad(), pytest.raises(RecordingError, match="no attention call was seen"), record(model):
         model(x)
 
 

@@ -60,6 +60,7 @@ class Scores:
     biases: tuple[Part, ...] = ()
     hidden: tuple[Part, ...] = ()
     watched: tuple[Watched, ...] = ()
+    computed: bool = True  # q and k, both: neither is a parameter
 
     @property
     def lead(self) -> tuple[int, ...]:

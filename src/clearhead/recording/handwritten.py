@@ -84,8 +84,9 @@ def _scores(step: Step, q: Tensor, k: Tensor, *known: Made | None) -> Scores:
     heads = next((made.heads for made in known if isinstance(made, Folded)), ())
     lead = step.shape[:-2]
     heads = lead if len(lead) == 2 else heads
-    watched = (Watched([q, k]),)
-    return Scores(Part(q, lead), Part(k, lead), step.shape, step.result.dtype, heads, watched=watched)
+    learned = any(is_parameter(x) for x in step.given.values() if isinstance(x, Tensor))
+    q_k, watched = (Part(q, lead), Part(k, lead)), (Watched([q, k]),)
+    return Scores(*q_k, step.shape, step.result.dtype, heads, watched=watched, computed=not learned)
 
 
 def _softmax(step: Step) -> Made | None:

@@ -190,6 +190,4 @@ def is_parameter(x: Tensor) -> bool:
 
 def _is_self_attention(scores: Scores | None) -> bool:
     """Whether these are T×T scores of queries and keys that were computed, not learned."""
-    if scores is None or scores.shape[-2] != scores.shape[-1]:
-        return False
-    return not is_parameter(scores.q.tensor) and not is_parameter(scores.k.tensor)
+    return scores is not None and scores.computed and scores.shape[-2] == scores.shape[-1]
