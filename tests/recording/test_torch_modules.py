@@ -167,12 +167,12 @@ def test_cross_attention_is_not_causal_and_has_its_own_lengths(grad, need_weight
 
 
 @pytest.mark.parametrize("extra", [("add_bias_kv",), ("add_zero_attn",), ("add_bias_kv", "add_zero_attn")])
-@pytest.mark.parametrize("mask", ["none", "bool", "added per head"])
+@pytest.mark.parametrize("mask", ["none", "bool", "causal", "added per head"])
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_learned_and_zero_keys_are_the_last_keys(extra, mask, need_weights):
     mha, x = built(nn.MultiheadAttention, E, H, batch_first=True, **dict.fromkeys(extra, True)), randn(B, T, E)
     padding = as_float(padded(T)) if mask == "added per head" else padded(T)
-    masks = {"attn_mask": MASKS[mask], "key_padding_mask": padding}
+    masks = {"attn_mask": MASKS[mask], "key_padding_mask": padding, "is_causal": mask == "causal"}
     attn = recorded(mha, x, x, x, need_weights=need_weights, **masks)[0]
     assert attn.shape == (B, H, T, T + len(extra))
     own = mha(x, x, x, average_attn_weights=False, **masks)[1]
@@ -374,15 +374,16 @@ def test_a_nested_tensor_that_the_user_made():
 
 
 def test_the_fast_path_takes_every_number_of_a_float_mask_for_hidden_and_so_does_the_map():
-    layer, x, mask = encoder(layers=1).layers[0], randn(B, T, E), torch.zeros(T, T)
-    mask[2, 3], mask[4, 1] = 0.5, -3.0
-    added = recorded(layer, x, src_mask=mask)[0]
-    assert close(added.to_dense(), textbook(layer.self_attn, x, x, bias=mask))
+    layer, x, mask, padding = encoder(layers=1).layers[0], randn(B, T, E), torch.zeros(T, T), torch.zeros(B, T)
+    mask[2, 3], mask[4, 1], padding[1, 5] = 0.5, -3.0, 0.25
+    masks = {"src_mask": mask, "src_key_padding_mask": padding}
+    added = recorded(layer, x, **masks)[0]
+    assert close(added.to_dense(), textbook(layer.self_attn, x, x, bias=mask + padding[:, None, None]))
     with torch.no_grad():
-        hidden = recorded(layer, x, src_mask=mask)[0]
-        out = layer(x, src_mask=mask)
-        assert torch.equal(out, layer(x, src_mask=mask != 0))  # PyTorch's own reading
-    assert close(hidden.to_dense(), textbook(layer.self_attn, x, x, mask != 0))
+        hidden = recorded(layer, x, **masks)[0]
+        as_hidden = {name: numbers != 0 for name, numbers in masks.items()}
+        assert torch.equal(layer(x, **masks), layer(x, **as_hidden))  # PyTorch's own reading
+    assert close(hidden.to_dense(), textbook(layer.self_attn, x, x, (mask != 0) | (padding != 0)[:, None, None]))
 
 
 def test_fast_and_slow_layers_of_one_encoder_each_read_the_mask_in_their_way():
@@ -462,16 +463,16 @@ def test_trap18_a_translator_gives_self_and_cross_attention_in_the_order_of_the_
 
 
 @pytest.mark.parametrize("grad", GRADS)
-def test_a_decoder_with_a_memory_mask_and_no_padding(grad):
+def test_a_decoder_with_a_memory_mask_and_padding_of_its_own_side_only(grad):
     layer = nn.TransformerDecoderLayer(E, H, 24, 0.0, batch_first=True)
     model, tgt, memory = built(nn.TransformerDecoder, layer, 2), randn(B, T, E), randn(B, S, E)
-    mask = randn(T, S, seed=4) > 0.5
+    masks = {"memory_mask": randn(T, S, seed=4) > 0.5, "tgt_key_padding_mask": padded(T)}
     with grad():
-        recording = recorded(model, tgt, memory, memory_mask=mask)
-    inputs = inputs_of(model, nn.MultiheadAttention, tgt, memory, memory_mask=mask)
+        recording = recorded(model, tgt, memory, **masks)
+    inputs = inputs_of(model, nn.MultiheadAttention, tgt, memory, **masks)
     for path, attn, (q, k, _) in zip(recording.paths, recording, inputs, strict=True):
-        hidden = mask if "multihead" in path else None
-        assert close(attn.to_dense(), textbook(model.get_submodule(path), q, k, hidden))
+        hidden = masks["memory_mask"] if "multihead" in path else padded(T)[:, None, None]
+        assert close(attn.to_dense(), textbook(model.get_submodule(path), q, k, hidden) * real(T))
 
 
 # --- beside the other seams ---------------------------------------------------------------------------------
@@ -536,29 +537,39 @@ def test_a_hugging_face_model_and_a_multihead_attention_in_one_model(implementat
     assert recording[2].shape == (1, H, 1, T)
 
 
+class Pool(nn.Module):
+    """Attention pooling as OpenAI's CLIP writes it: separate weights, and the function itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.c = (nn.Linear(E, E) for _ in range(4))
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        bias = torch.cat([self.q.bias, self.k.bias, self.v.bias])
+        weights = None, bias, None, None, False, 0.0, self.c.weight, self.c.bias
+        separate = {f"{name}_proj_weight": getattr(self, name).weight for name in "qkv"}
+        x, mask = x.transpose(0, 1), torch.arange(T) > 3
+        return F.multi_head_attention_forward(
+            x[:1], x, x, E, H, *weights, use_separate_proj_weight=True, attn_mask=mask[None], **separate
+        )
+
+
 def test_a_function_that_is_called_without_its_module_is_seen_too():
-    class Pool(nn.Module):
-        """Attention pooling as OpenAI's CLIP writes it: separate weights, and the function itself."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v, self.c = (nn.Linear(E, E) for _ in range(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            bias = torch.cat([self.q.bias, self.k.bias, self.v.bias])
-            weights = None, bias, None, None, False, 0.0, self.c.weight, self.c.bias
-            separate = {f"{name}_proj_weight": getattr(self, name).weight for name in "qkv"}
-            x, mask = x.transpose(0, 1), torch.arange(T) > 3
-            return F.multi_head_attention_forward(
-                x[:1], x, x, E, H, *weights, use_separate_proj_weight=True, attn_mask=mask[None], **separate
-            )[0]
-
     model, x = built(Pool), randn(B, T, E)
     recording = recorded(nn.Sequential(model), x)
     assert recording.paths == ["0"]
     q, k = (layer(x).unflatten(-1, (H, -1)).transpose(1, 2) for layer in (model.q, model.k))
     scores = (q[:, :, :1] @ k.mT / 2).masked_fill(torch.arange(T) > 3, -torch.inf)
     assert close(recording[0].to_dense(), scores.softmax(-1))
+
+
+def test_a_module_of_somebody_elses_in_a_layer_of_pytorchs_has_its_own_path_and_masks():
+    layer = built(nn.TransformerDecoderLayer, E, H, 24, 0.0)
+    layer.self_attn, x = built(Pool), randn(T, T, E)
+    recording = recorded(layer, x, x, tgt_mask=not_causal())
+    assert recording.paths == ["self_attn", "multihead_attn"]
+    assert (recording[0].to_dense()[..., 4:] == 0).all()
+    assert recording[0].shape == (T, H, 1, T)
 
 
 class OwnBlock(nn.TransformerEncoderLayer):
