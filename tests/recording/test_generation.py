@@ -117,6 +117,15 @@ def worst(got: Any, expected: Any) -> float:
 # --- one map a layer -------------------------------------------------------------------------------
 
 
+def test_trap23_keys_that_are_not_a_number_go_on_as_themselves(attend):
+    k = torch.randn(1, 2, 6, 4)
+    k[0, 1, 0] = torch.nan
+    with record(attend) as recording:
+        attend(k[:, :, :5], k[:, :, :5].clone(), k[:, :, :5])
+        attend(k[:, :, 5:], k, k)
+    assert len(recording.texts) == 1
+
+
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(
@@ -263,6 +272,15 @@ def test_trap18_the_keys_of_the_source_are_kept_once():
     keys = {each[path].k.untyped_storage().data_ptr() for each in recording.passes}
     assert len(keys) == 1
     assert isinstance(recording.cross[0], SoftmaxMap)
+
+
+def test_trap18_layers_of_cross_attention_alone_make_one_text_too():
+    model, inputs = build("bart"), both_sides("bart", None)
+    recording, _ = generated(model, inputs)
+    with record(model, layers=recording.cross.layers) as alone:
+        model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    assert worst(alone, recording.cross) == 0
+    assert alone.layers == recording.cross.layers
 
 
 def test_trap18_a_model_of_one_side_says_that_it_has_no_others():

@@ -89,11 +89,19 @@ class Keys:
 
     def holds(self, k: Tensor, cols: slice) -> bool:
         """Whether these are the keys in this range, to the bit."""
-        return k.shape[2] == cols.stop - cols.start and torch.equal(k, self.k[:, :, cols])
+        return k.shape[2] == cols.stop - cols.start and torch.equal(*_bits(k, self.k[:, :, cols]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As a copy or a pickle, whose tensors lie elsewhere."""
         return Keys, (self.k,)
+
+
+def _bits(*tensors: Tensor) -> list[Tensor]:
+    """The same memory as integers of 8 bytes where it divides evenly: compared in half the time, and NaN is itself."""
+    n = 8 // tensors[0].element_size()
+    even = all(x.stride(-1) == 1 and not any(at % n for at in (x.storage_offset(), *x.stride()[:-1])) for x in tensors)
+    even = even and tensors[0].shape[-1] % n == 0
+    return [x.detach().view(torch.int64) if even else x for x in tensors]
 
 
 class Layer(Kept):

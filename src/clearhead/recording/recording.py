@@ -161,11 +161,14 @@ class Pass(_Maps):
     def goes_on(self) -> bool:
         """Whether every layer goes on from the pass before: its keys are those and one more for each query.
 
-        Keys that are the same in both (cross-attention) go with that, but are not enough.
+        Keys that are the same in both go with that, but are enough only where cross-attention alone was recorded.
         """
-        links = [layer.link if isinstance(layer, Layer) else Link.NONE for layer in self._layers]
-        grown = {layer.shape[2] for layer, link in zip(self._layers, links, strict=True) if link is Link.GROWN}
-        return Link.NONE not in links and len(grown) == 1
+        layers = [layer for layer in self._layers if isinstance(layer, Layer) and layer.link is not Link.NONE]
+        if len(layers) < len(self._layers) or not layers:
+            return False
+        paths = [layer.path for layer in layers]
+        grown = {layer.shape[2] for layer in layers if layer.link is Link.GROWN}
+        return len(grown) == 1 if grown else all(side_of(path, paths) == "cross" for path in paths)
 
     @property
     def is_step(self) -> bool:
