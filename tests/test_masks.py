@@ -253,8 +253,45 @@ def test_the_padding_of_one_text_is_a_batch_of_one() -> None:
     one, batch = masks.padding(keys, queries), masks.padding(keys[None], queries[None])
     assert (repr(one), one.draw(2, 3)) == (repr(batch), batch.draw(2, 3))
     one.check(1, 4, 2, 3)
-    with pytest.raises(ShapeError, match=r"expected shape \(2, 3\), one flag per token, got \(1, 3\)"):
+    with pytest.raises(ShapeError, match=r"expected shape \(2, 3\), .* got the flags of one text, \(3,\) or \(1, 3\)"):
         one.check(2, 4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sizes", "message"),
+    [
+        (masks.causal(), (-1, 3), r"causal\(\).bind\(T=-1\): expected an integer >= 0"),
+        (masks.causal(), (3, 2.5), r"bind\(S=2.5\): expected an integer"),
+        (masks.padding(keys=torch.ones(2, 5).bool()), (4, 6), r"padding\(keys=...\): expected shape \(2, 6\)"),
+        (masks.documents(torch.zeros(2, 5).long()), (4, 6), r"documents\(ids\): expected shape \(6,\) or \(2, 6\)"),
+        (masks.documents(torch.zeros(5).long()), (6, 5), r"6 queries but only 5 keys"),
+        (masks.dense(torch.ones(2, 3, 4, 5).bool()), (4, 6), r"does not broadcast to \(B, H, T, S\) = \(2, 3, 4, 6\)"),
+        (masks.block_sparse(torch.ones(1, 3, 2, 2).bool(), 2), (4, 6), r"expected at least \(3, 3\) blocks"),
+        (masks.first_tokens(torch.tensor([1])) & masks.padding(keys=torch.ones(2, 5) > 0), (5, 5), r"shape \(1, 5\)"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_when_a_rule_is_bound(
+    rule: MaskRule, sizes: tuple[int, int], message: str
+) -> None:
+    for wrapped in (rule, masks.strided(2) & rule, ~rule):
+        with pytest.raises(ShapeError, match=message.removeprefix(r"causal\(\).")):
+            wrapped.bind(*sizes)
+        with pytest.raises(ShapeError):
+            wrapped.draw(*sizes)
+
+
+def test_counts_and_drawings_are_of_a_text_and_a_head_that_there_are() -> None:
+    rule = masks.dense(torch.ones(2, 3, 4, 4).bool()) & masks.causal()
+    assert rule.bind(4, 4).count(batch=1, head=2) == masks.causal().bind(4, 4).count(batch=7, head=9) == 10
+    for where, message in (
+        ({"batch": 2}, r"count\(batch=2\): .*dense.* is made for 2, from 0 on"),
+        ({"head": 3}, r"count\(head=3\)"),
+        ({"batch": -1}, r"count\(batch=-1\): expected an integer >= 0"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            rule.bind(4, 4).count(**where)
+        with pytest.raises(ShapeError, match=message.replace("count", "draw")):
+            rule.draw(4, 4, **where)
 
 
 def test_all_of_joins_what_is_given() -> None:
@@ -275,7 +312,7 @@ def test_all_of_joins_what_is_given() -> None:
         (lambda: masks.padding(), ShapeError, "needs keys=, queries= or both"),
         (lambda: masks.padding(keys=torch.ones(3)), ShapeError, r"keys.*\(B, tokens\).*shape \(3,\)"),
         (lambda: masks.documents(torch.ones(3)), ShapeError, "integer tensor"),
-        (lambda: masks.dense(torch.ones(3, 3)), DTypeError, "A float mask is added to the scores"),
+        (lambda: masks.dense(torch.ones(3, 3)), DTypeError, "is added to the scores: .* pass mask == 0"),
         (
             lambda: masks.dense(torch.ones(2, 3, 3, dtype=torch.bool)),
             ShapeError,
@@ -285,6 +322,7 @@ def test_all_of_joins_what_is_given() -> None:
         (lambda: masks.causal() & "x", DTypeError, "got str"),  # type: ignore[operator]
         (lambda: masks.strided(0), ShapeError, r"strided\(stride=0\): expected an integer >= 1"),
         (lambda: masks.block_sparse(torch.ones(2, 2), 4), DTypeError, "expected a bool or 0/1 integer tensor"),
+        (lambda: masks.block_sparse(torch.tensor([[2, 0], [1, 1]]), 4), DTypeError, "holds other numbers than 0 and 1"),
         (lambda: masks.block_sparse(torch.ones(3, 2, 2).bool(), 4), ShapeError, r"\(1, H, R, C\) for one layout per"),
         (lambda: masks.block_sparse(torch.ones(2, 2).bool(), 0), ShapeError, r"block_sparse\(block=0\)"),
         (lambda: masks.global_tokens(3), ShapeError, r"expected a list of positions, .* got int"),  # type: ignore[arg-type]

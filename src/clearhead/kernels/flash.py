@@ -55,7 +55,7 @@ def attention(
     _check(mask, bias)
     T, S = q.shape[-2], k.shape[-2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scoring = Scoring(T, S, scale, None if mask is None else mask.bind(T, S), bias, softcap, tile)
+    scoring = Scoring(T, S, scale, None if mask is None else BoundMask(mask, T, S), bias, softcap, tile)
     with no_autocast(q.device):
         out, lse = _apply(Flash, q, k, v, scoring)
     return out.to(q.dtype), lse

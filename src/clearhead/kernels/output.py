@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from clearhead.kernels import flash, fused
-from clearhead.masks import MaskRule, causal, first_tokens
+from clearhead.masks import BoundMask, MaskRule, causal, first_tokens
 from clearhead.scores import Bias
 
 
@@ -42,5 +42,5 @@ def output(
     if bias is None and (mask is None or (mask == causal() and T == S)):
         grouped, is_causal = bool(q.shape[1] != k.shape[1]), mask is not None  # bool: torch.jit.trace counts in tensors
         return F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
-    bound = (first_tokens(S) if mask is None else mask).bind(T, S)  # with a bias alone, every key is visible
+    bound = BoundMask(first_tokens(S) if mask is None else mask, T, S)  # with a bias alone, every key is visible
     return fused.attention(q, k, v, bound, bias=bias, scale=scale, dropout_p=dropout_p)

@@ -116,6 +116,10 @@ class FirstTokens(MaskRule):
         least, most = (FirstTokens(int(one)).coverage(rows, cols, T, S) for one in self.count.aminmax())  # type: ignore[union-attr]
         return least if least == most else Coverage.MIXED
 
+    @property
+    def leads(self) -> tuple[int | None, int | None]:
+        return (len(self.count) if isinstance(self.count, Tensor) else None), None
+
     def check(self, B: int, H: int, T: int, S: int) -> None:
         if isinstance(self.count, Tensor) and self.count.shape != (B,):
             raise ShapeError(

@@ -43,7 +43,10 @@ def unless_traced(coverage: Covers) -> Covers:
 
 
 class MaskRule(HoldsTensors):
-    """Which (query, key) pairs may attend. Subclasses say `allows`, and where they can, `coverage`."""
+    """Which (query, key) pairs may attend. Subclasses say `allows`, and where they can, `coverage`.
+
+    A subclass whose tensors differ between batch entries or heads also says `leads`, and what it needs in `check`.
+    """
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         """Whether query `q` of batch `b`, head `h` may attend to key `k`: bool, broadcastable to the indices' shape.
@@ -60,17 +63,30 @@ class MaskRule(HoldsTensors):
         """Raise ShapeError where tensors inside the rule do not fit an attention of this size."""
 
     @property
+    def leads(self) -> tuple[int | None, int | None]:
+        """For how many batch entries and heads the rule was made, each None where it serves any number."""
+        return None, None
+
+    @property
     def per_head(self) -> bool:
         """Whether heads may see different keys."""
-        return False
+        return self.leads[1] is not None
 
     def bind(self, T: int, S: int) -> BoundMask:
-        """The rule for T queries and S keys: a FlexAttention `mask_mod` that also gives tiles and block coverage."""
+        """The rule for T queries and S keys: a FlexAttention `mask_mod` that also gives tiles and block coverage.
+
+        Raises: ShapeError where T or S is no size, or the rule's tensors are of other sizes.
+        """
+        for name, size in (("T", T), ("S", S)):
+            check_count(f"{self!r}.bind", name, size, at_least=0)
+        B, H = self.leads
+        self.check(1 if B is None else B, 1 if H is None else H, T, S)
         return BoundMask(self, T, S)
 
     def draw(self, T: int, S: int, *, batch: int = 0, head: int = 0) -> str:
         """The mask of one batch entry and head as text, ■ for visible; cost O(T·S) characters."""
-        tile = self.bind(T, S).tile(slice(0, T), slice(0, S), torch.tensor([batch]), torch.tensor([head]))
+        bound = self.bind(T, S)
+        tile = bound.tile(slice(0, T), slice(0, S), *bound._at("draw", batch, head))
         return "\n".join(" ".join("■" if seen else "⬚" for seen in row) for row in tile.expand(1, 1, T, S)[0, 0])
 
     def __and__(self, other: MaskRule) -> MaskRule:
@@ -121,11 +137,21 @@ class BoundMask:
         >>> sliding_window(1024).bind(131072, 131072).count()
         133693952
         """
-        at = torch.tensor([batch]), torch.tensor([head])
+        at = self._at("count", batch, head)
         return sum(
             _length(rows) * _length(cols) if coverage is Coverage.FULL else int(self.tile(rows, cols, *at).sum())
             for rows, cols, coverage in self._regions(slice(0, self.T), slice(0, self.S), (LEAF, LEAF))
         )
+
+    def _at(self, call: str, batch: int, head: int) -> tuple[Tensor, Tensor]:
+        """One batch entry and head as indices for `tile`, if the rule knows them."""
+        for name, index, size in zip(("batch", "head"), (batch, head), self.rule.leads, strict=True):
+            check_count(call, name, index, at_least=0)
+            if size is not None and index >= size:
+                raise ShapeError(
+                    f"{call}({name}={index}): {self.rule!r} is made for {size}, from 0 on."
+                )
+        return torch.tensor([batch]), torch.tensor([head])
 
     def count_blocks(self, rows: int, cols: int) -> int:
         """How many blocks of rows × cols pairs are not known to be empty: work over tiles is proportional to it.
@@ -183,8 +209,9 @@ class Pair(MaskRule):
         self.right.check(B, H, T, S)
 
     @property
-    def per_head(self) -> bool:
-        return self.left.per_head or self.right.per_head
+    def leads(self) -> tuple[int | None, int | None]:
+        (b, h), (other_b, other_h) = self.left.leads, self.right.leads
+        return other_b if b is None else b, other_h if h is None else h
 
 
 class Both(Pair):
@@ -229,8 +256,8 @@ class Not(MaskRule):
         self.rule.check(B, H, T, S)
 
     @property
-    def per_head(self) -> bool:
-        return self.rule.per_head
+    def leads(self) -> tuple[int | None, int | None]:
+        return self.rule.leads
 
     def __repr__(self) -> str:
         return f"~{self.rule!r}"
@@ -257,8 +284,8 @@ class Dense(MaskRule):
         check_broadcast("a mask tensor", self.mask, (B, H, T, S))
 
     @property
-    def per_head(self) -> bool:
-        return self.mask.shape[1] > 1
+    def leads(self) -> tuple[int | None, int | None]:
+        return leads_of(self.mask)
 
     def __repr__(self) -> str:
         return f"dense({tuple(self.mask.shape)})"
@@ -275,7 +302,8 @@ def dense(mask: Tensor) -> MaskRule:
     if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.is_complex():
         raise DTypeError(
             f"dense(mask): expected a bool or 0/1 integer tensor, got {describe(mask)}."
-            " A float mask is added to the scores: pass it as a bias."
+            " A float mask is added to the scores: pass it as a bias; where there is none to pass and the mask is 0 or"
+            " -inf, pass mask == 0."
         )
     if mask.ndim not in (2, 4):
         raise ShapeError(
@@ -308,6 +336,12 @@ def all_of(*rules: MaskRule | Tensor | None) -> MaskRule | None:
     """The rules and tensors that are given, joined by AND; None where there are none, and all is visible."""
     given = [as_rule(rule) for rule in rules if rule is not None]
     return reduce(and_, given) if given else None
+
+
+def leads_of(tensor: Tensor) -> tuple[int | None, int | None]:
+    """The batch entries and heads of a tensor (1 or B, 1 or H, …)."""
+    B, H = (None if n == 1 else n for n in tensor.shape[:2])
+    return B, H
 
 
 def share(flags: Tensor) -> Coverage:

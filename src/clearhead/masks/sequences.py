@@ -30,12 +30,16 @@ class Padding(MaskRule):
         parts = [real[:, part] for real, part in ((self.keys, cols), (self.queries, rows)) if real is not None]
         return min(map(share, parts))
 
+    @property
+    def leads(self) -> tuple[int | None, int | None]:
+        return next(len(real) for real in (self.keys, self.queries) if real is not None), None
+
     def check(self, B: int, H: int, T: int, S: int) -> None:
         for name, real, size in (("keys", self.keys, S), ("queries", self.queries, T)):
             if real is not None and real.shape != (B, size):
-                raise ShapeError(
-                    f"padding({name}=...): expected shape ({B}, {size}), one flag per token, got {tuple(real.shape)}."
-                )
+                n = real.shape[1]
+                got = f"the flags of one text, ({n},) or (1, {n})" if len(real) == 1 else str(tuple(real.shape))
+                raise ShapeError(f"padding({name}=...): expected shape ({B}, {size}), one flag per token, got {got}.")
 
     def __repr__(self) -> str:
         parts = [f"{n}={tuple(t.shape)}" for n, t in (("keys", self.keys), ("queries", self.queries)) if t is not None]
@@ -81,6 +85,10 @@ class Documents(MaskRule):
             return Coverage.EMPTY
         one = (low_r == high_r) & (low_c == high_c) & (low_r == low_c)
         return Coverage.FULL if bool(one.all()) else Coverage.MIXED
+
+    @property
+    def leads(self) -> tuple[int | None, int | None]:
+        return (len(self.ids) if self.ids.ndim == 2 else None), None
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         if T > S:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-import torch
 from torch import Tensor
 
 from clearhead._checks import check_count, describe, read_broadcast
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.masks.rule import Coverage, MaskRule, share, unless_traced
+from clearhead.masks.rule import Coverage, MaskRule, check_flags, leads_of, share, unless_traced
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,8 @@ class BlockSparse(MaskRule):
             )
 
     @property
-    def per_head(self) -> bool:
-        return self.layout.shape[1] > 1
+    def leads(self) -> tuple[int | None, int | None]:
+        return leads_of(self.layout)
 
     def __repr__(self) -> str:
         return f"block_sparse({tuple(self.layout.shape)}, {self.block})"
@@ -111,6 +110,7 @@ def block_sparse(layout: Tensor, block: int) -> MaskRule:
     check_count("block_sparse", "block", block, at_least=1)
     if not isinstance(layout, Tensor) or layout.is_floating_point() or layout.is_complex():
         raise DTypeError(f"block_sparse(layout): expected a bool or 0/1 integer tensor, got {describe(layout)}.")
+    check_flags("block_sparse(layout)", layout)
     if layout.ndim not in (2, 4):
         raise ShapeError(
             f"block_sparse(layout): expected (R, C) or (B, H, R, C), got {tuple(layout.shape)}."

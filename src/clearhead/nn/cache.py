@@ -179,8 +179,8 @@ class KeptKeys(MaskRule):
         self.rule.check(B, H, T, S + self.gone)
 
     @property
-    def per_head(self) -> bool:
-        return self.rule.per_head
+    def leads(self) -> tuple[int | None, int | None]:
+        return self.rule.leads
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,10 @@ class BlockRule(MaskRule):
             raise ShapeError(f"a BlockMask of shape {tuple(self._mask.shape)} for an attention of {(B, H, T, S)}.")
 
     @property
-    def per_head(self) -> bool:
-        return bool(self._mask.shape[1] > 1)
+    def leads(self) -> tuple[int | None, int | None]:
+        """For how many batch entries and heads the BlockMask was made; one serves any number."""
+        B, H = (None if n == 1 else int(n) for n in self._mask.shape[:2])
+        return B, H
 
     def tensors(self) -> Iterator[Tensor]:
         """The table, and what the mask_mod and the functions in it close over (not what they read as globals)."""
