@@ -24,6 +24,8 @@ from clearhead import (
 )
 from clearhead.kernels import tiles
 from clearhead.maps import AttentionMap
+from clearhead.maps.base import Selection
+from clearhead.maps.composed import OneSequence
 from clearhead.testing import assert_close
 
 B, H, G, T, S, D = 2, 4, 2, 6, 9, 8
@@ -285,7 +287,7 @@ def test_overwritten_queries_are_noticed() -> None:
     attn.entropy()
     k.mul_(2)
     for read in (attn.to_dense, attn.entropy, lambda: attn[1:].to_dense(), lambda: attn.pick(0, 0)):
-        with pytest.raises(RecordingError, match=r"overwritten in place after the map was made.*clone q and k"):
+        with pytest.raises(RecordingError, match=r"its k was overwritten in place after the map.*clone of k\."):
             read()
 
 
@@ -418,11 +420,11 @@ def test_gradients_of_a_bias_alone() -> None:
 
 def test_an_overwritten_mask_or_bias_is_noticed() -> None:
     mask, bias, sinks = torch.ones(4, 4, dtype=torch.bool), torch.zeros(4, 4), torch.zeros(1)
-    for tensor in (mask, bias, sinks):
+    for name, tensor in {"mask": mask, "bias": bias, "sinks": sinks}.items():
         attn = SoftmaxMap(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), mask=mask, bias=bias, sinks=sinks)
         attn.entropy()
         tensor.fill_(1)
-        with pytest.raises(RecordingError, match="its q, k, mask or bias was overwritten"):
+        with pytest.raises(RecordingError, match=f"its {name} was overwritten"):
             attn.to_dense()
 
 
@@ -438,6 +440,24 @@ def test_a_uniform_map_has_the_dimensions_of_its_map() -> None:
     assert repr(average.uniform()).startswith("Uniform(B=2, T=5, S=5")
     with pytest.raises(ShapeError, match="expected a map with a head dimension"):
         average_heads(average.uniform())
+
+
+def test_a_uniform_map_of_a_part_or_an_average_sees_the_keys_whose_weight_underflows() -> None:
+    q, k = torch.ones(1, 2, 4, 1), torch.zeros(1, 2, 4, 1)
+    k[:, :, 0] = -500
+    attn = SoftmaxMap(q, k, mask=masks.causal(), scale=1.0)
+    assert attn[0, 0, 3, 0] == 0
+    want = torch.ones(4, 4).tril() / torch.arange(1.0, 5)[:, None]
+    for derived in (average_heads(attn)[0], Selection(attn, (0, 1), torch.arange(4)), OneSequence(attn[0])[0, 1]):
+        torch.testing.assert_close(derived.uniform().to_dense(), want)
+
+
+def test_a_uniform_map_whose_mask_is_overwritten_says_so() -> None:
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    even = SoftmaxMap(torch.zeros(4, 2), torch.zeros(4, 2), mask=mask).uniform()
+    mask.tril_()
+    with pytest.raises(RecordingError, match="its mask was overwritten"):
+        even.to_dense()
 
 
 def test_a_nan_under_a_negative_weight_is_not_lost() -> None:
@@ -481,8 +501,9 @@ def test_copies_and_pickles_of_a_map_can_be_read() -> None:
         ({"softcap": "x"}, r"softcap='x'\): expected a finite number"),
         ({"scale": math.inf}, r"scale=inf\): expected a finite number"),
         ({"scale": "a"}, r"scale='a'\): expected a finite number"),
+        ({"sinks": [0.0]}, r"SoftmaxMap\(sinks=list\): expected a float tensor on cpu"),
     ],
 )
-def test_scale_and_softcap_are_finite_numbers(arguments: dict[str, float], message: str) -> None:
+def test_scale_softcap_and_sinks_are_numbers(arguments: dict[str, float], message: str) -> None:
     with pytest.raises((ShapeError, DTypeError), match=message):
         SoftmaxMap(torch.zeros(3, 2), torch.zeros(3, 2), **arguments)  # type: ignore[arg-type]

@@ -72,6 +72,14 @@ def check_qkv(call: str, q: object, k: object, v: object | None = None) -> None:
     _check_sizes(arrived, *tensors)  # type: ignore[arg-type]
 
 
+def check_floats(call: str, device: torch.device, **tensors: object) -> None:
+    """Raise unless every one is a float tensor on this device."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.device != device:
+            where = f" on {tensor.device}" if isinstance(tensor, Tensor) else ""
+            raise DTypeError(f"{call}({name}={describe(tensor)}{where}): expected a float tensor on {device}, as q is.")
+
+
 def _check_dtypes(arrived: str, tensors: Sequence[Tensor]) -> None:
     if not all(t.is_floating_point() for t in tensors):
         raise DTypeError(f"{arrived}: expected floating-point tensors; convert with .float().")
@@ -141,6 +149,6 @@ def index_tensor(index: object, size: int, what: str, device: torch.device) -> T
         return at.long()
     if at.is_floating_point():
         raise DTypeError(f"{what}: expected integers, got {describe(at)}.")
-    if int(at.min()) < -size or int(at.max()) >= size:
+    if has_numbers(at) and (int(at.min()) < -size or int(at.max()) >= size):
         raise IndexError(f"{what}: an index in [{int(at.min())}, {int(at.max())}] is out of range: there are {size}.")
     return at.long() % size

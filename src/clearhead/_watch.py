@@ -31,6 +31,11 @@ class Watched:
         self._seen = [(tensor, version_of(tensor)) for tensor in tensors]
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are watched."""
+        return [tensor for tensor, _ in self._seen]
+
+    @property
     def changed(self) -> bool:
         """Whether one of them was written to in place since."""
         return any(version_of(tensor) != version for tensor, version in self._seen)

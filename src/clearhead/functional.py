@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import torch
@@ -14,8 +15,8 @@ from clearhead.kernels import linear
 from clearhead.kernels.flash import TILE
 from clearhead.kernels.linear import LinearState
 from clearhead.kernels.output import output
-from clearhead.maps.additive import AdditiveMap
-from clearhead.maps.linear import LinearMap
+from clearhead.maps.additive import AdditiveMap, check_score
+from clearhead.maps.linear import LinearMap, check_order
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import MaskRule, all_of, causal, dense
 from clearhead.scores import Bias
@@ -74,7 +75,7 @@ def scaled_dot_product_attention(
     given = attn_mask if isinstance(attn_mask, Tensor) else None
     if given is not None and bias is None:
         given = given.bool()  # 0/1 integers, which PyTorch does not take
-        warn_of_an_inverted_mask(given, q.shape[-2], k.shape[-2], stacklevel=2)
+        warn_of_an_inverted_mask(given, q.shape[-2], k.shape[-2], name="attn_mask")
     mask = all_of(mask, causal() if is_causal else None)
     attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale)
     if mask is not None and (isinstance(attn_mask, MaskRule) or (is_causal and given is not None)):
@@ -119,7 +120,8 @@ def flash_attention(
         raise ShapeError(f"{call}(tile={tile!r}): expected (queries, keys), the size of a tile, such as (128, 128).")
     for name, size in zip(("tile[0]", "tile[1]"), tile, strict=True):
         check_count(call, name, size, at_least=1)
-    attn = SoftmaxMap(q, k, v=v, mask=mask, bias=bias, scale=scale, softcap=softcap)
+    rule, bias = mask_rule(mask, q, k), per_text(bias, q.ndim) if isinstance(bias, Tensor) else bias
+    attn = SoftmaxMap(q, k, v=v, mask=rule, bias=bias, scale=scale, softcap=softcap)
     rules = {"mask": attn.mask, "bias": attn.bias, "scale": attn.scale, "softcap": attn.softcap}
     out = output(four(q), four(k), four(v), **rules, tile=tile)  # type: ignore[arg-type]
     return out.reshape(*q.shape[:-1], v.shape[-1]), attn
@@ -139,7 +141,8 @@ def additive_attention(
     query, so a decoder projects its keys once per sentence: `nn.AdditiveAttention.project_keys`. v are the h_j.
     A query that sees no key gets 0. NaN in a value reaches the queries that give it weight, and no other.
 
-    Raises: ShapeError, DTypeError. Cost: O(T·S·A) time; memory O(T + S) beyond the inputs, in the backward pass too.
+    Raises: ShapeError, DTypeError. Cost: O(T·S·A) time; memory O(T + S) beyond the inputs. With gradients, 2·T·S
+    numbers a head are kept for the backward pass; the T·S·A values of tanh are not, they are computed again.
     Source: Bahdanau, Cho, Bengio 2015, section 3.1 (score is v_a).
 
     >>> import torch
@@ -147,8 +150,10 @@ def additive_attention(
     >>> additive_attention(states[:1], states, states, torch.tensor([1.0, 1.0, 1.0]))[0]
     tensor([[0.2223, 0.3888, 0.3888]])
     """
-    check_qkv("additive_attention", q, k, v)
-    attn = AdditiveMap(q, k, score, mask=mask)
+    call = "additive_attention"
+    check_qkv(call, q, k, v)
+    check_score(call, q, score)
+    attn = AdditiveMap(q, k, score, mask=mask_rule(mask, q, k))
     return _on_graph((attn @ v).to(v.dtype), q, k, v, score), attn
 
 
@@ -158,7 +163,7 @@ def linear_attention(
     v: Tensor,  # (B, G, S, Dv)
     *,
     is_causal: bool = False,
-    padding: Tensor | None = None,  # (B, S) or (S,)
+    padding: Tensor | None = None,  # (B, S), or (S,) for one text
     state: LinearState | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, LinearMap]:  # (B, H, T, Dv), map (B, H, T, S)
@@ -166,9 +171,11 @@ def linear_attention(
 
     It is not softmax attention and does not approximate it: a model has to be trained with it. `chunk` chooses between
     equal forms of the causal sum: 1 is the recurrent form, T the parallel one; in between lies what is fast.
-    `padding` is True or 1 where a key is real. A `state` holds all earlier tokens: pass the same `LinearState` with
-    each new token or piece of text, and it goes on. A query that sees no key gets 0. A NaN in a future value
-    can reach earlier rows of its chunk, since 0 · NaN is NaN; in `attn @ v` it reaches only rows that give it weight.
+    `padding` is True or 1 where a key is real, (S,) for one text. A `state` holds all earlier tokens: pass the same
+    `LinearState` with each new token or piece of text, and it goes on; generate under torch.no_grad(), or the graph
+    grows with the text. A query that sees no key gets 0. A NaN in a future value can reach earlier rows of its chunk,
+    since 0 · NaN is NaN; in `attn @ v` it reaches only rows that give it weight. Queries may lie far below 0; keys that
+    all lie below -85 (float64: -700) are too small to add up, see LinearMap.
 
     Raises: ShapeError (is_causal with T ≠ S among others), DTypeError.
     Cost: O((T + S)·D·Dv) time, T·chunk·D more if causal; a state of D·(Dv + 1) numbers a head. Gradients: all.
@@ -184,13 +191,17 @@ def linear_attention(
     call = "linear_attention"
     check_qkv(call, q, k, v)
     check_count(call, "chunk", chunk, at_least=1)
+    check_order(call, q, k, is_causal=is_causal)
     past = None if state is None else _carried(call, state, k, v)
-    attn = LinearMap(q, k, is_causal=is_causal, padding=padding, past=None if past is None else past[..., -1])
+    held = {} if state is None else {"past": None if past is None else past[..., -1], "past_keys": state.keys}
+    attn = LinearMap(q, k, is_causal=is_causal, padding=padding, **held)  # type: ignore[arg-type]
     keys, values = linear.features(four(k), attn.padding), four(v).to(attn.dtype)
     values = values if attn.padding is None else linear.hide(values, attn.padding)
-    *parts, sums = linear.attention(linear.features(four(q)), keys, values, past, is_causal=is_causal, chunk=chunk)
+    queries = linear.query_features(four(q))
+    *parts, sums = linear.attention(queries, keys, values, past, is_causal=is_causal, chunk=chunk)
     if state is not None:
         state.sums, state.tokens = sums, state.tokens + k.shape[-2]
+        state.keys = state.keys + (k.shape[-2] if attn.padding is None else attn.padding.sum(-1))
     out = linear.divide(*parts).to(q.dtype).reshape(*q.shape[:-1], v.shape[-1])
     return _on_graph(out, q, k, v), attn
 
@@ -204,12 +215,16 @@ def _on_graph(out: Tensor, *inputs: Tensor) -> Tensor:
 
 def _carried(call: str, state: LinearState, k: Tensor, v: Tensor) -> Tensor | None:
     """What the state holds, if it belongs to keys and values like these."""
+    if not isinstance(state, LinearState):
+        raise DTypeError(f"{call}(state={describe(state)}): expected LinearState(), the same one in every call.")
     want = (*four(k).shape[:2], k.shape[-1], v.shape[-1] + 1)
     if state.sums is not None and state.sums.shape != want:
         raise ShapeError(
             f"{call}(k={describe(k)}, v={describe(v)}, state={state!r}): the state holds {describe(state.sums)},"
             f" expected {want}. A state belongs to one layer and one batch: pass a new LinearState()."
         )
+    if state.sums is not None and state.sums.is_inference() and not torch.is_inference_mode_enabled():
+        return state.sums.clone()  # begun in inference mode: no graph could hold it outside
     return state.sums
 
 
@@ -223,15 +238,37 @@ def _check_causal(q: Tensor, k: Tensor, is_causal: bool) -> None:
         )
 
 
-def warn_of_an_inverted_mask(mask: Tensor, T: int, S: int, *, stacklevel: int) -> None:
+def warn_of_an_inverted_mask(mask: Tensor, T: int, S: int, *, name: str = "mask") -> None:
     """Say so where a bool mask of self-attention keeps every token from itself."""
     square = T == S > 1 and mask.shape[-2:] == (T, T)
     if square and has_numbers(mask) and not bool(mask.diagonal(dim1=-2, dim2=-1).any()):
         warnings.warn(
-            f"attn_mask={describe(mask)} keeps every token from attending to itself. True means may attend, as in"
+            f"{name}={describe(mask)} keeps every token from attending to itself. True means may attend, as in"
             " PyTorch's scaled_dot_product_attention; nn.MultiheadAttention's masks mean the opposite: pass ~mask.",
-            stacklevel=stacklevel + 1,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """How far up the stack the code lies that called us, a function or a layer."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("clearhead", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def mask_rule(mask: MaskRule | Tensor | None, q: Tensor, k: Tensor) -> MaskRule | None:
+    """A mask as a rule, a tensor beside (B, T, d) also as (B, T, S); one that looks inverted is warned of."""
+    if not isinstance(mask, Tensor):
+        return all_of(mask)
+    rule = dense(per_text(mask, q.ndim))
+    warn_of_an_inverted_mask(mask, q.shape[-2], k.shape[-2])
+    return rule
+
+
+def per_text(mask: Tensor, rank: int) -> Tensor:
+    """Queries (B, T, d) have one head, so their (B, T, S) mask or bias is (B, 1, T, S)."""
+    return mask[:, None] if rank == mask.ndim == 3 else mask
 
 
 def split_mask(attn_mask: MaskRule | Tensor | None, rank: int) -> tuple[MaskRule | None, Tensor | None]:
@@ -246,6 +283,5 @@ def split_mask(attn_mask: MaskRule | Tensor | None, rank: int) -> tuple[MaskRule
             " attn_mask[:, None] (B, 1, T, S) or attn_mask[None] (1, H, T, S). A (B, S) padding mask is"
             " masks.padding(keys=mask)."
         )
-    # Queries (B, T, D) have one head, so their (B, T, S) mask is (B, 1, T, S).
-    mask = attn_mask[:, None] if rank == 3 and attn_mask.ndim == 3 else attn_mask
+    mask = per_text(attn_mask, rank)
     return (None, mask) if mask.is_floating_point() else (dense(mask), None)

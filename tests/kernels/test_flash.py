@@ -13,7 +13,7 @@ from torch import Tensor, func
 from torch.nn import functional as F
 
 from clearhead import DTypeError, ShapeError, masks, nn, reference
-from clearhead.functional import flash_attention
+from clearhead.functional import flash_attention, scaled_dot_product_attention
 from clearhead.kernels import flash
 from clearhead.masks import BoundMask, Coverage
 from clearhead.testing import Allocations, Case, build_case, pairwise
@@ -152,6 +152,25 @@ def test_autocast_rounds_no_tile() -> None:
         got = flash_attention(q, k, v)[0]
         assert torch.equal(torch.autograd.grad(got.sum(), q)[0], torch.autograd.grad(want.sum(), q)[0])
     assert torch.equal(got, want)
+
+
+def test_a_mask_and_a_bias_per_text_may_have_three_dimensions_beside_queries_of_three() -> None:
+    q, k, v = (random(2, 4, 3, seed=seed) for seed in range(3))
+    mask = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) > 0.3
+    for given in ({"mask": mask}, {"bias": random(2, 4, 4)}):
+        (value,) = given.values()
+        out, attn = flash_attention(q, k, v, **given)
+        want, same = scaled_dot_product_attention(q, k, v, value)
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(attn.to_dense(), same.to_dense())
+
+
+def test_trap_03_an_inverted_mask_is_noticed() -> None:
+    x, blocked = random(4, 3), torch.ones(4, 4).triu(1).bool()
+    with pytest.warns(UserWarning, match=r"^mask=a bool tensor .* pass ~mask") as caught:
+        flash_attention(x, x, x, mask=blocked)
+    assert caught[0].filename == __file__
+    flash_attention(x, x, x, mask=~blocked)
 
 
 @pytest.mark.parametrize("softcap", [None, 0.8])

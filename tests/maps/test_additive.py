@@ -171,19 +171,60 @@ def test_an_overwritten_key_is_noticed() -> None:
     k = random(7, 3)
     attn = AdditiveMap(random(5, 3), k, random(3))
     k.zero_()
-    with pytest.raises(RecordingError, match="its q, k or mask was overwritten"):
+    with pytest.raises(RecordingError, match=r"its k was overwritten .* make it of a clone of k\."):
         attn.entropy()
+
+
+def test_an_overwritten_score_is_named() -> None:
+    score = random(3)
+    attn = AdditiveMap(random(5, 3), random(7, 3), score)
+    score.zero_()
+    with pytest.raises(RecordingError, match="its score was overwritten"):
+        attn.entropy()
+
+
+def test_gradients_keep_two_numbers_a_pair_and_not_the_values_of_tanh() -> None:
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    q, k, v, score = (torch.randn(*size, requires_grad=True) for size in ((512, 16), (512, 16), (512, 3), (16,)))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        additive_attention(q, k, v, score)
+    assert sum(held.values()) < 4 * 2.2 * 512 * 512
+
+
+def test_a_uniform_map_sees_the_keys_whose_weight_underflows() -> None:
+    q, k, score = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), torch.full((3,), 100.0)
+    k[:, 0] = -9  # e^-600 of the others
+    attn = AdditiveMap(q, k, score, mask=RULE)
+    assert (attn.to_dense()[1, :, 0] == 0).any()
+    want = SEEN / SEEN.sum(-1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(attn.uniform().to_dense(), want)
+    torch.testing.assert_close(attn[1, [3, 1]].uniform().to_dense(), want[1, [3, 1]])
+    torch.testing.assert_close(attn.uniform().uniform()[..., 3, :], want[..., 3, :])
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"score": random(4)}, ShapeError, r"AdditiveMap\(q=.*score=a float64 tensor of shape \(4,\)\): expected"),
-        ({"score": random(3).float()}, DTypeError, "expected one dtype"),
+        (
+            {"score": random(4)},
+            ShapeError,
+            r"additive_attention\(q=.*score=a float64 tensor of shape \(4,\)\): expected",
+        ),
+        ({"score": random(3).float()}, DTypeError, r"additive_attention\(q=.*expected one dtype"),
+        ({"score": [1.0, 2.0, 3.0]}, DTypeError, r"additive_attention\(score=list\): expected a float tensor on cpu"),
+        ({"score": None}, DTypeError, r"score=NoneType\): expected a float tensor"),
+        ({"score": torch.ones(3).long()}, DTypeError, "score=a int64 tensor .*: expected a float tensor"),
+        ({"score": random(3).to("meta")}, DTypeError, r"shape \(3,\) on meta\): expected a float tensor on cpu"),
         ({"k": random(2, 6, 4)}, ShapeError, r"additive_attention\(q=.*same last dimension"),
         ({"k": random(1, 6, 3)}, ShapeError, "same batch size"),
         ({"v": random(2, 5, 3)}, ShapeError, "k and v must agree"),
-        ({"mask": torch.ones(2, 4, 6).bool()}, ShapeError, r"\(B, 1, T, S\) for one mask"),
+        ({"mask": torch.ones(3, 4, 6).bool()}, ShapeError, r"\(3, 1, 4, 6\) does not broadcast"),
+        ({"mask": torch.zeros(4, 6)}, DTypeError, r"is added to the scores: .* pass mask == 0"),
         ({"mask": masks.padding(keys=torch.ones(2, 5).bool())}, ShapeError, r"expected shape \(2, 6\)"),
         ({"q": [[1.0]]}, DTypeError, "expected torch tensors"),
     ],
@@ -192,3 +233,23 @@ def test_bad_arguments_name_shapes(change: dict[str, object], error: type[Except
     arguments = {"q": random(2, 4, 3), "k": random(2, 6, 3), "v": random(2, 6, 3), "score": random(3)} | change
     with pytest.raises(error, match=message):
         additive_attention(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_map_itself_takes_a_tensor_as_score() -> None:
+    with pytest.raises(DTypeError, match=r"AdditiveMap\(score=list\): expected a float tensor"):
+        AdditiveMap(random(4, 2), random(5, 2), [1.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_a_mask_per_text_may_have_three_dimensions() -> None:
+    q, k, v, score = random(2, 4, 3), random(2, 4, 3), random(2, 4, 2), random(3)
+    assert torch.equal(
+        additive_attention(q, k, v, score, mask=SEEN)[0], additive_attention(q, k, v, score, mask=RULE)[0]
+    )
+
+
+def test_trap_03_an_inverted_mask_is_noticed() -> None:
+    x, blocked = random(4, 3), torch.ones(4, 4).triu(1).bool()
+    with pytest.warns(UserWarning, match=r"^mask=a bool tensor .* pass ~mask") as caught:
+        additive_attention(x, x, x, random(3), mask=blocked)
+    assert caught[0].filename == __file__
+    additive_attention(x, x, x, random(3), mask=~blocked)

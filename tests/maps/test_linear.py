@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -126,6 +127,51 @@ def test_a_state_without_a_causal_order_gathers_all_keys() -> None:
     torch.testing.assert_close(out, linear_attention(q, k, v)[0], rtol=1e-13, atol=1e-14)
 
 
+def test_a_state_filled_in_inference_mode_goes_on_outside() -> None:
+    q, k, v = qkv()
+    first, last = (x.split([20, 17], 2) for x in (q, k)), v.split([20, 17], 2)
+    (q0, q1), (k0, k1), (v0, v1) = *first, last
+    state = LinearState()
+    with torch.inference_mode():
+        linear_attention(q0, k0, v0, is_causal=True, padding=torch.ones(B, 20) > 0, state=state)
+    out, attn = linear_attention(q1, k1, v1, is_causal=True, state=state)
+    torch.testing.assert_close(out, linear_attention(q, k, v, is_causal=True)[0][:, :, 20:], rtol=1e-13, atol=1e-14)
+    out.sum().backward()
+    attn.uniform().entropy()
+
+
+def test_copies_of_a_state_go_on_by_themselves_and_detached_ones_without_a_graph() -> None:
+    q, k, v = qkv(5, 5)
+    state = LinearState()
+    linear_attention(q, k, v, is_causal=True, state=state)
+    twin, cut = copy.deepcopy(state), state.detach()
+    outs = [linear_attention(q, 2 * k, v, is_causal=True, state=one)[0] for one in (state, twin, cut)]
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    gradients = [torch.autograd.grad(out.sum(), k, retain_graph=True)[0] for out in outs]
+    assert torch.equal(gradients[0], gradients[1])
+    assert not torch.allclose(gradients[0], gradients[2])
+    assert (twin.tokens, cut.tokens, repr(LinearState().detach())) == (10, 10, "LinearState(0 tokens)")
+    state.reset()
+    assert (twin.tokens, state.tokens) == (10, 0)
+
+
+def test_a_uniform_map_counts_the_keys_that_are_visible_and_those_of_the_past() -> None:
+    q, k, v = (x.detach() for x in qkv(5, 5))
+    k[:, :, 1] = -2000  # weighs 0, and may be seen
+    seen = reference.causal(5, 5) & PADDING.bool()[:, None, None]
+    want = (seen / seen.sum(-1, keepdim=True).clamp(min=1).double()).expand(B, H, 5, 5)
+    torch.testing.assert_close(LinearMap(q, k, is_causal=True, padding=PADDING).uniform().to_dense(), want)
+    state = LinearState()
+    linear_attention(q, k, v, is_causal=True, padding=PADDING, state=state)  # 3 and 4 real keys
+    _, attn = linear_attention(q, k, v, is_causal=True, state=state)
+    want = reference.causal(5, 5) / (torch.tensor([[3], [4]]) + torch.arange(1, 6))[:, None, :, None].double()
+    for part, rows in ((attn, slice(None)), (attn[1], 1), (attn[..., [3, 0], :], (slice(None), slice(None), [3, 0]))):
+        torch.testing.assert_close(part.uniform().to_dense(), want.expand(B, H, 5, 5)[rows])
+    with pytest.raises(ShapeError, match=r"uniform\(\): pass LinearMap\(…, past_keys=…\)"):
+        LinearMap(q, k, past=phi(random(B, G, D))).uniform()
+
+
 @pytest.mark.parametrize("index", [0, [1, 0], slice(1, 2)])
 def test_a_part_of_a_map_with_a_past_is_that_part(index: int | slice | list[int]) -> None:
     q, k, _ = qkv()
@@ -195,6 +241,25 @@ def test_padding_of_one_sequence_has_one_dimension() -> None:
     x, real = random(4, 3), torch.tensor([0, 1, 1, 0])
     out, _ = linear_attention(x, x, x, padding=real)
     torch.testing.assert_close(out, linear_attention(x, x[1:3], x[1:3])[0])
+
+
+LOW = [(-104, 0), (-45, -45), (-48, -48), (-52, -52), (-88, -10), (-600, -80)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("query", "key"), LOW)
+def test_what_lies_far_below_0_is_as_exact_in_float32_as_anything(query: float, key: float, causal: bool) -> None:
+    """A query's factor cancels; e^-104 and e^-52 · e^-52 are 0 in float32."""
+
+    def read(dtype: torch.dtype) -> list[Tensor]:
+        inputs = random(1, 9, 4) + query, random(1, 9, 4) + key, random(1, 9, 3)
+        q, k, v = (x.float().to(dtype).requires_grad_() for x in inputs)  # the same numbers in both
+        out, attn = linear_attention(q, k, v, is_causal=causal, chunk=4)
+        gradients = torch.autograd.grad((out * torch.arange(1, 4)).square().sum(), (q, k, v))
+        return [x.detach().double() for x in (out, attn @ v, attn.to_dense(), attn.entropy(), *gradients)]
+
+    for single, exact in zip(read(torch.float32), read(torch.float64), strict=True):
+        assert float((single - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
 
 
 # --- cost --------------------------------------------------------------------------------------------------
@@ -298,7 +363,12 @@ def test_an_overwritten_key_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"is_causal": True}, ShapeError, r"is_causal=True\): expected as many queries as keys.*LinearState"),
+        ({"state": {}}, DTypeError, r"linear_attention\(state=dict\): expected LinearState\(\)"),
+        (
+            {"is_causal": True},
+            ShapeError,
+            r"^linear_attention\(q=.*True\): expected as many queries as keys.*LinearState",
+        ),
         ({"chunk": 0}, ShapeError, r"linear_attention\(chunk=0\): expected an integer >= 1"),
         ({"padding": torch.ones(2, 5).bool()}, ShapeError, r"padding\(keys=...\): expected shape \(2, 6\)"),
         ({"padding": [[1] * 6] * 2}, ShapeError, r"expected a bool or 0/1 tensor \(B, tokens\).* got list"),
@@ -319,3 +389,6 @@ def test_the_state_of_another_batch_is_refused() -> None:
         linear_attention(random(3, 4, 3), random(3, 4, 3), random(3, 4, 3), state=state)
     with pytest.raises(ShapeError, match=r"past=.*expected \(2, 1, 3\), a sum for each feature"):
         LinearMap(random(2, 4, 3), random(2, 4, 3), past=random(2, 3))
+    for past in (3, torch.ones(2, 1, 3).long(), random(2, 1, 3).to("meta")):
+        with pytest.raises(DTypeError, match=r"LinearMap\(past=.*\): expected a float tensor on cpu, as q is"):
+            LinearMap(random(2, 4, 3), random(2, 4, 3), past=past)  # type: ignore[arg-type]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, func, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import DTypeError, ShapeError, masks, reference
 from clearhead.maps import AdditiveMap, SoftmaxMap
@@ -181,6 +182,21 @@ def test_half_precision_and_autocast_run(name: str) -> None:
             r"projected=.*\(2, 5, 8\)\): expected what project_keys\(keys\) gives, \(2, 5, 6\)",
         ),
         (
+            lambda: additive()(random(2, 3, 4), random(2, 5, 8), projected=[1]),
+            DTypeError,
+            r"AdditiveAttention\(projected=list\): expected a float tensor on cpu",
+        ),
+        (
+            lambda: additive()(random(2, 3, 4), random(2, 5, 8), mask=torch.zeros(3, 5)),
+            DTypeError,
+            r"where there is none to pass and the mask is 0 or -inf, pass mask == 0",
+        ),
+        (
+            lambda: additive()(random(2, 3, 4), random(2, 5, 8), padding=torch.ones(5).bool()),
+            ShapeError,
+            r"expected shape \(2, 5\), .* got the flags of one text, \(5,\) or \(1, 5\)",
+        ),
+        (
             lambda: additive()(random(2, 3, 4), random(2, 5, 8), padding=torch.ones(2, 4).bool()),
             ShapeError,
             r"padding\(keys=...\): expected shape \(2, 5\)",
@@ -192,6 +208,67 @@ def test_half_precision_and_autocast_run(name: str) -> None:
 def test_bad_input_names_shapes(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_without_numbers_there_are_shapes(name: str) -> None:
+    """On the meta device, and under FakeTensorMode."""
+    layer, (s, h) = LAYERS[name]().to("meta"), (x.to("meta") for x in states(name))
+    for query, keys, real in ((s, h, REAL), (s[0], h[0], REAL[0])):
+        out, attn = layer.attend(query, keys, padding=real.to("meta"))
+        assert out.shape == (*query.shape[:-1], D_KEY)
+        assert attn.entropy().shape == attn.uniform().entropy().shape == query.shape[:-1]
+    layer = LAYERS[name]()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query, keys = torch.randn(s.shape, dtype=s.dtype), torch.randn(h.shape, dtype=h.dtype, requires_grad=True)
+        layer(query, keys, padding=torch.ones(B, S).bool()).sum().backward()
+        assert keys.grad is not None
+
+
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0)])
+def test_vmap_gives_what_a_loop_gives(dims: tuple[int | None, ...]) -> None:
+    layer, many = additive(), [random(3, B, 3, D_QUERY), random(3, B, S, D_KEY), random(3, B, S) > 0]
+    inputs = [x if dim == 0 else x[0] for x, dim in zip(many, dims, strict=True)]
+
+    def of(s: Tensor, h: Tensor, real: Tensor) -> Tensor:
+        return layer(s, h, padding=real)
+
+    want = [of(*(x[i] if dim == 0 else x for x, dim in zip(inputs, dims, strict=True))) for i in range(3)]
+    torch.testing.assert_close(torch.vmap(of, dims)(*inputs), torch.stack(want))
+
+
+def test_per_sample_gradients() -> None:
+    layer, s, h = additive(), random(3, 3, D_QUERY), random(3, S, D_KEY)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], s: Tensor, h: Tensor) -> Tensor:
+        return func.functional_call(layer, parameters, (s, h)).square().sum()
+
+    got = torch.vmap(func.grad(loss), (None, 0, 0))(parameters, s, h)
+    for i in range(3):
+        want = torch.autograd.grad(layer(s[i], h[i]).square().sum(), list(parameters.values()))
+        torch.testing.assert_close(tuple(got[name][i] for name in parameters), want)
+
+
+@pytest.mark.parametrize("name", ["additive", "general"])
+def test_a_map_outlives_the_optimisers_step(name: str) -> None:
+    layer, (s, h) = LAYERS[name](), states(name)
+    context, attn = layer.attend(s, h)
+    context.sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    torch.testing.assert_close(attn.to_dense() @ h, context)
+    assert not torch.allclose(layer(s, h), context)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_trap_03_an_inverted_mask_is_noticed_where_the_layer_is_called(name: str) -> None:
+    layer, (s, h) = LAYERS[name](), states(name)
+    blocked = torch.ones(B, 3, 3).triu(1).bool()
+    for call in (layer, layer.attend):
+        with pytest.warns(UserWarning, match="True means may attend") as caught:
+            call(s, h[:, :3], mask=blocked)
+        assert caught[0].filename == __file__
+    assert torch.equal(layer(s, h[:, :3], mask=~blocked), layer(s, h[:, :3], mask=masks.causal()))  # (B, T, S)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -649,8 +649,9 @@ def test_gradients_are_zero_and_not_missing_where_nothing_is_visible() -> None:
 
 
 def test_an_inverted_mask_is_noticed() -> None:
-    with pytest.warns(UserWarning, match="True means may attend"):
+    with pytest.warns(UserWarning, match="True means may attend") as caught:
         small()(X, mask=torch.ones(T, T).triu(1).bool())
+    assert caught[0].filename == __file__
 
 
 @torch.no_grad()

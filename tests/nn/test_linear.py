@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import ShapeError, reference
 from clearhead.maps import LinearMap
@@ -117,6 +118,24 @@ def test_bad_input_names_shapes() -> None:
     layer()(tokens(), state=state)
     with pytest.raises(ShapeError, match=r"A state belongs to one layer and one batch: pass a new LinearState"):
         layer()(tokens(3, 1, D_IN), state=state)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(B, T, D_IN), (T, D_IN)])
+def test_on_the_meta_device_there_are_shapes(shape: tuple[int, ...], causal: bool) -> None:
+    x, real = torch.randn(shape, device="meta"), torch.ones(shape[:-1], dtype=torch.bool, device="meta")
+    out, attn = layer(causal=causal).float().to("meta").attend(x, padding=real)
+    assert out.shape == (*shape[:-1], D_OUT)
+    assert attn.entropy().shape == attn.uniform().entropy().shape == (*shape[:-2], H, T)
+    with FakeTensorMode():
+        assert LinearAttention(D_IN, D_OUT, H, is_causal=causal)(torch.randn(shape)).shape == out.shape
+
+
+def test_vmap_gives_what_a_loop_gives() -> None:
+    of, x, real = layer(), tokens(3, B, T, D_IN), torch.arange(T) >= torch.arange(3)[:, None, None].expand(3, B, 1)
+    got = torch.vmap(lambda x, real: of(x, padding=real))(x, real)
+    torch.testing.assert_close(got, torch.stack([of(x[i], padding=real[i]) for i in range(3)]))
+    torch.testing.assert_close(torch.vmap(of)(x[0]), of(x[0]))
 
 
 def test_an_exported_layer_gives_the_same() -> None:

@@ -16,6 +16,8 @@ Source: Katharopoulos et al. 2020, equations 5 to 7 and 16 to 20.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,27 +38,46 @@ def phi(x: Tensor) -> Tensor:
 
 def features(k: Tensor, padding: Tensor | None = None) -> Tensor:
     """φ(k) (B, G, S, D) in float32 or wider; 0 where a key is padding, so that it adds to no sum."""
-    wide = phi(k.to(torch.promote_types(k.dtype, torch.float32)))
+    wide = phi(_wide(k))
     return wide if padding is None else hide(wide, padding)
+
+
+def query_features(q: Tensor) -> Tensor:
+    """φ(q) (B, H, T, D) in float32 or wider, each query's divided by its largest if that is below 1.
+
+    The factor cancels in numerator / denominator, and no query is lost: in float32, e^-104 would be 0.
+
+    >>> query_features(torch.tensor([[-200.0, -201.0], [-1.0, 2.0]]))
+    tensor([[1.0000, 0.3679],
+            [0.3679, 3.0000]])
+    """
+    wide = _wide(q)
+    largest = wide.detach().amax(-1, keepdim=True).clamp(torch.finfo(wide.dtype).min, 0)
+    return phi(torch.where(wide > 0, wide, wide - largest))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def hide(x: Tensor, padding: Tensor) -> Tensor:
     """x (B, G, S, d) with 0 for padded keys, NaN included."""
-    return x.masked_fill(~padding.bool()[:, None, :, None], 0)
+    return x.masked_fill(~padding.to(x.device, torch.bool)[:, None, :, None], 0)
 
 
 class LinearState:
     """What linear attention keeps of the tokens so far: Σ φ(k) [v, 1]ᵀ a head, of one size however many they are.
 
-    Pass the same state to every call: a call reads it and adds its own tokens. Gradients flow through it.
+    Pass the same state to every call: a call reads it and adds its own tokens. Gradients flow through it, and the graph
+    grows with every token: generate under torch.no_grad(), and train on pieces of a text with `state = state.detach()`
+    between them. `copy.deepcopy` makes a second one that goes on by itself, with the same graph.
 
     >>> LinearState()
     LinearState(0 tokens)
     """
 
     def __init__(self) -> None:
-        self.sums: Tensor | None = None  # (B, G, D, Dv + 1)
-        self.tokens = 0
+        self.reset()
 
     @property
     def nbytes(self) -> int:
@@ -65,14 +86,28 @@ class LinearState:
 
     def reset(self) -> None:
         """Forget every token."""
-        self.sums, self.tokens = None, 0
+        self.sums: Tensor | None = None  # (B, G, D, Dv + 1)
+        self.tokens = 0
+        self.keys: int | Tensor = 0  # how many of the tokens were real, (B,) where there was padding
+
+    def detach(self) -> LinearState:
+        """A state of the same tokens without their graph."""
+        return self._with(None if self.sums is None else self.sums.detach())
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LinearState:
+        return self._with(None if self.sums is None else self.sums.clone())  # PyTorch copies no tensor inside a graph
+
+    def _with(self, sums: Tensor | None) -> LinearState:
+        other = copy.copy(self)
+        other.sums = sums
+        return other
 
     def __repr__(self) -> str:
         return f"LinearState({self.tokens} tokens" + (f" in {size(self.nbytes)})" if self.tokens else ")")
 
 
 def attention(
-    q: Tensor,  # (B, H, T, D), φ of the queries
+    q: Tensor,  # (B, H, T, D), φ of the queries, each times any number
     k: Tensor,  # (B, G, S, D), φ of the keys
     v: Tensor,  # (B, G, S, Dv)
     sums: Tensor | None = None,  # (B, G, D, Dv + 1), of what was before

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from clearhead._checks import describe
+from clearhead._checks import check_floats, check_qkv, describe
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import additive
 from clearhead.maps.scored import Scored
@@ -41,14 +42,27 @@ class AdditiveMap(Scored):
         *,
         mask: MaskRule | Tensor | None = None,
     ) -> None:
-        super().__init__(q, k, mask, score)
-        if score.shape != q.shape[-1:]:
-            raise ShapeError(f"AdditiveMap(q={describe(q)}, score={describe(score)}): expected score ({q.shape[-1]},).")
-        if score.dtype != q.dtype:
-            raise DTypeError(f"AdditiveMap(q={describe(q)}, score={describe(score)}): expected one dtype.")
+        check_qkv("AdditiveMap", q, k)
+        check_score("AdditiveMap", q, score)
+        super().__init__(q, k, mask, score=[score])
         self._score = score
+
+    def uniform(self) -> AdditiveMap:
+        even = super().uniform()
+        even._score = torch.zeros_like(self._score[:1])
+        return even
 
     def _scores(self, rows: slice, cols: slice | Tensor) -> Tensor:
         self._check_unchanged()
         q, k = self._q[:, :, rows].to(self.dtype), self._k[:, :, cols].to(self.dtype)
         return self._hide(additive.scores(q, k, self._score.to(self.dtype)), rows, cols, -math.inf)
+
+
+def check_score(call: str, q: Tensor, score: Tensor) -> None:
+    """Raise unless `score` is a vector (A,) for the features of q."""
+    check_floats(call, q.device, score=score)
+    arrived = f"{call}(q={describe(q)}, score={describe(score)})"
+    if score.shape != q.shape[-1:]:
+        raise ShapeError(f"{arrived}: expected score ({q.shape[-1]},).")
+    if score.dtype != q.dtype:
+        raise DTypeError(f"{arrived}: expected one dtype.")

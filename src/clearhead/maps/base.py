@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._checks import describe, index_tensor, position
+from clearhead._checks import describe, has_numbers, index_tensor, position
 from clearhead._format import size
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import tiles
@@ -221,13 +221,14 @@ class AttentionMap(ABC):
     def _product(self, x: Tensor, *, transposed: bool) -> Tensor:
         """A x or Aᵀ x; what is not finite reaches only the rows that give it weight (0 · NaN would be NaN)."""
         finite = torch.isfinite(x)
-        if torch.compiler.is_compiling() or bool(finite.all()):  # while torch traces there are no numbers to look at
+        if not has_numbers(x) or bool(finite.all()):
             return self._finite_product(x, transposed=transposed)
         reached = self._finite_product((~finite).to(x.dtype), transposed=transposed)
         return self._finite_product(x.where(finite, 0), transposed=transposed).masked_fill(reached != 0, torch.nan)
 
     def _finite_product(self, x: Tensor, *, transposed: bool) -> Tensor:
-        product = reduce.Product(self.shape[:-2], self.shape[-1 if transposed else -2], x, transposed=transposed)
+        size = self.shape[-1 if transposed else -2]
+        product = reduce.Product(self.shape[:-2], size, x, self.like, transposed=transposed)
         tiles.stream(self, product)
         return product.result
 
@@ -429,6 +430,13 @@ class Derived(AttentionMap):
     def _lead_names(self) -> tuple[str, ...]:
         return self._attn._lead_names()
 
+    def uniform(self) -> AttentionMap:
+        return self._of(self._attn.uniform())
+
+    def _of(self, attn: AttentionMap) -> AttentionMap:
+        """The same of another map of the same shape."""
+        raise NotImplementedError
+
 
 class Selection(Derived):
     """Some batches, heads or queries of any map, still lazy."""
@@ -458,6 +466,9 @@ class Selection(Derived):
         named = zip(self._attn._lead_names(), self._lead, strict=True)
         return tuple(name for name, at in named if isinstance(at, Tensor))
 
+    def _of(self, attn: AttentionMap) -> Selection:
+        return Selection(attn, self._lead, self._rows)
+
     def tile(self, rows: slice, cols: slice) -> Tensor:
         parts = [self._attn.tile(run, cols) for run in _runs(self._rows[rows])]
         return pick_lead(torch.cat(parts, -2) if parts else self._attn.tile(slice(0, 0), cols), self._lead)
@@ -469,6 +480,9 @@ class Uniform(Derived):
     def __init__(self, attn: AttentionMap) -> None:
         super().__init__(attn)
         self._seen: Tensor | None = None  # (…, T) how many keys each query sees; counted when first needed
+
+    def uniform(self) -> Uniform:
+        return self
 
     def tile(self, rows: slice, cols: slice) -> Tensor:
         if self._seen is None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from clearhead._checks import span
 from clearhead.errors import ShapeError
-from clearhead.maps.base import AttentionMap, Derived, Selection
+from clearhead.maps.base import AttentionMap, Derived, Selection, Uniform
 from clearhead.masks import Coverage
 
 __all__ = ["HeadAverage", "OneSequence", "Stitched", "average_heads"]
@@ -40,6 +40,9 @@ class HeadAverage(Derived):
     def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
         return self._attn.pick(t, s).mean(len(self.shape) - 2)
 
+    def uniform(self) -> Uniform:
+        return Uniform(HeadAverage(self._attn.uniform()))  # heads may see different keys: those that any head sees
+
 
 def average_heads(attn: AttentionMap) -> HeadAverage:
     """The mean over heads as a lazy map. Its rows sum to 1; its entropy is not the mean of the heads' entropies."""
@@ -60,6 +63,9 @@ class OneSequence(Derived):
 
     def _lead_names(self) -> tuple[str, ...]:
         return ("B", "H")
+
+    def _of(self, attn: AttentionMap) -> OneSequence:
+        return OneSequence(attn)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead._checks import describe
+from clearhead._checks import check_floats, check_qkv, describe
 from clearhead.errors import ShapeError
 from clearhead.kernels import linear
 from clearhead.kernels.grouped import grouped_matmul
@@ -26,8 +26,12 @@ class LinearMap(QueryKeyMap):
     Args:
         q: (B, H, T, D), (B, T, D) or (T, D). k: (B, G, S, D), G dividing H.
         is_causal: whether query t sees the keys up to its own; T and S must be equal.
-        padding: (B, S) or (S,), True or 1 where a key is real.
+        padding: (B, S), or (S,) for one text: True or 1 where a key is real.
         past: (B, G, D), Σ φ(k) of keys before these: rows then sum to less than 1, the rest is theirs.
+        past_keys: how many keys that were, for all texts or (B,); only `uniform()` has to know.
+
+    Any query may be far below 0. Keys are added up as they are: where all that a query sees lie below -85 in every
+    feature (float64: -700), gradients overflow, and below -103 (-745) such keys weigh 0.
 
     Cost of what is no product: one pass, O(T·S·D) time, O(T + S) memory. Source: Katharopoulos et al. 2020, equation 4.
 
@@ -37,7 +41,7 @@ class LinearMap(QueryKeyMap):
             [0.2500, 0.7500]])
     """
 
-    _held = QueryKeyMap._held | {"padding": "B", "_past": "BG", "_norm": "BHT"}
+    _held = QueryKeyMap._held | {"padding": "B", "_past": "BG", "_past_keys": "B", "_norm": "BHT"}
 
     def __init__(
         self,
@@ -45,27 +49,38 @@ class LinearMap(QueryKeyMap):
         k: Tensor,  # (B, G, S, D)
         *,
         is_causal: bool = False,
-        padding: Tensor | None = None,  # (B, S) or (S,)
+        padding: Tensor | None = None,  # (B, S), or (S,) for one text
         past: Tensor | None = None,  # (B, G, D)
+        past_keys: int | Tensor | None = None,  # (B,)
     ) -> None:
+        check_qkv("LinearMap", q, k)
+        check_order("LinearMap", q, k, is_causal=is_causal)
+        if past is not None:
+            check_floats("LinearMap", q.device, past=past)
         real = None if padding is None else real_keys(keys=padding)
         rule = all_of(causal() if is_causal else None, real)
-        super().__init__(q, k, rule, *(() if past is None else (past,)))
-        if is_causal and q.shape[-2] != k.shape[-2]:
-            raise ShapeError(
-                f"LinearMap(q={describe(q)}, k={describe(k)}, is_causal=True): expected as many queries as keys. Keys"
-                " before the first query are carried as sums: linear_attention(…, state=LinearState())."
-            )
+        super().__init__(q, k, rule, past=() if past is None else (past,))
         B, G, _, D = self._k.shape
         if past is not None and past.shape != (B, G, D):
             raise ShapeError(
                 f"LinearMap(past={describe(past)}): expected ({B}, {G}, {D}), a sum for each feature of k."
             )
         self.padding, self._is_causal, self._past = None if real is None else real.keys, is_causal, past
+        self._past_keys = None if past_keys is None else torch.as_tensor(past_keys, device=q.device).expand(B)
         self._norm: Tensor | None = None
 
+    def uniform(self) -> LinearMap:
+        """The head that spreads evenly over the keys it may see, those of the past among them."""
+        even = super().uniform()
+        even._norm = None
+        if self._past is not None:
+            if self._past_keys is None:
+                raise ShapeError(f"{self!r}.uniform(): pass LinearMap(…, past_keys=…), how many keys its past holds.")
+            even._past = self._past_keys[:, None, None].expand(*self._past.shape[:2], 1).to(self.dtype)  # φ(0) is 1
+        return even
+
     def _weights(self, rows: slice, cols: slice) -> Tensor:
-        q, k = linear.features(self._q[:, :, rows]), linear.features(self._k[:, :, cols])
+        q, k = linear.query_features(self._q[:, :, rows]), linear.features(self._k[:, :, cols])
         return linear.divide(self._hide(grouped_matmul(q, k.mT), rows, cols, 0.0), self._norm_of(rows))
 
     def _select(self, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> AttentionMap:
@@ -91,7 +106,7 @@ class LinearMap(QueryKeyMap):
         if self._past is not None:
             before = self._past.repeat_interleave(k.shape[1] // self._past.shape[1], 1)[..., None].to(self.dtype)
             before = torch.nn.functional.pad(before, (x.shape[-1], 0))
-        q, x = linear.features(self._q), x.to(self.dtype)
+        q, x = linear.query_features(self._q), x.to(self.dtype)
         numerator, norm, _ = linear.attention(q, k, x, before, is_causal=self._is_causal)
         return numerator, norm
 
@@ -116,3 +131,12 @@ class LinearMap(QueryKeyMap):
 
     def _notes(self) -> list[str]:
         return super()._notes() + ([] if self._past is None else ["a past: rows sum to less than 1"])
+
+
+def check_order(call: str, q: Tensor, k: Tensor, *, is_causal: bool) -> None:
+    """Raise where a causal order is asked for, and there are not as many queries as keys."""
+    if is_causal and q.shape[-2] != k.shape[-2]:
+        raise ShapeError(
+            f"{call}(q={describe(q)}, k={describe(k)}, is_causal=True): expected as many queries as keys. Keys before"
+            " the first query are carried as sums: linear_attention(…, state=LinearState())."
+        )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_qkv, four, span
+from clearhead._checks import check_qkv, four, has_numbers, span
 from clearhead._watch import Watched
 from clearhead.errors import RecordingError
 from clearhead.kernels import tiles
 from clearhead.maps.base import AttentionMap
-from clearhead.masks import Coverage, MaskRule, as_rule
+from clearhead.masks import BoundMask, Coverage, MaskRule, as_rule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class QueryKeyMap(AttentionMap):
@@ -24,9 +27,8 @@ class QueryKeyMap(AttentionMap):
     # What is held, and along which letters of its dimensions an index selects; what is not there is None.
     _held: ClassVar[dict[str, str]] = {"_q": "BHT", "_k": "BG"}
     _numbers: ClassVar[dict[str, str]] = {"_b": "B", "_h": "H", "_t": "T"}
-    _made_of: ClassVar[str] = "q, k or mask"
 
-    def __init__(self, q: Tensor, k: Tensor, mask: MaskRule | Tensor | None, *others: Tensor) -> None:
+    def __init__(self, q: Tensor, k: Tensor, mask: MaskRule | Tensor | None, **others: Iterable[Tensor]) -> None:
         check_qkv(type(self).__name__, q, k)
         self.mask = None if mask is None else as_rule(mask)
         self._q, self._k = four(q), four(k)
@@ -34,7 +36,8 @@ class QueryKeyMap(AttentionMap):
         # Which batches, heads and queries of the mask's own numbering these are: selections keep the numbering.
         self._b, self._h, self._t = (torch.arange(n, device=q.device) for n in self._q.shape[:3])
         self._all_queries, self._bound = True, (self._q.shape[2], self._k.shape[2])
-        self._made_from = Watched([q, k, *others, *(() if self.mask is None else self.mask.tensors())])
+        parts = {"q": [q], "k": [k], "mask": () if self.mask is None else self.mask.tensors(), **others}
+        self._made_from = {name: Watched(tensors) for name, tensors in parts.items()}
         if self.mask is not None:
             B, H = self._q.shape[:2]
             self.mask.check(B, H, *self._bound)
@@ -96,6 +99,13 @@ class QueryKeyMap(AttentionMap):
         """A tensor (B, H, …) without the dimensions that an index has dropped."""
         return tensor[tuple(slice(None) if axis in self._axes else 0 for axis in "BH")]
 
+    def uniform(self) -> Self:
+        """The head that spreads evenly over the keys it may see: the baseline of every score of a head."""
+        even = copy.copy(self)  # which keeps the numbering of the mask
+        even._q, even._k = torch.zeros_like(self._q[..., :1]), torch.zeros_like(self._k[..., :1])
+        even._made_from = {"q": Watched([even._q]), "mask": self._made_from["mask"]}
+        return even
+
     # --- a part of it ---------------------------------------------------------------------------------------------
 
     def _select(self, lead: tuple[int | Tensor, ...], rows: Tensor | None) -> AttentionMap:
@@ -123,12 +133,14 @@ class QueryKeyMap(AttentionMap):
             return Coverage.FULL
         if not self._all_queries:  # of scattered queries, the hull: its EMPTY and FULL hold for them
             t = self._t[rows]
+            if not has_numbers(t):
+                return Coverage.MIXED
             rows = slice(int(t.min()), int(t.max()) + 1)
-        return self.mask.bind(*self._bound).block(rows, cols)
+        return BoundMask(self.mask, *self._bound).block(rows, cols)
 
     def _hide(self, block: Tensor, rows: slice, cols: slice | Tensor, value: float) -> Tensor:
         """The block (B, H, t, s) with `value` written where the mask hides; the keys are a range, or any."""
-        if isinstance(cols, Tensor):
+        if isinstance(cols, Tensor) or not self._has_numbers:
             return self._hide_pairs(block, *self._grid(rows, cols), value)
         for part in tiles.partial_runs(self, rows, cols):
             here = block[..., part.start - cols.start : part.stop - cols.start]
@@ -136,7 +148,11 @@ class QueryKeyMap(AttentionMap):
         return block
 
     def _hide_pairs(self, block: Tensor, t: Tensor, s: Tensor, value: float) -> Tensor:
-        return block if self.mask is None else block.masked_fill_(~self.mask.allows(*self._indices(t, s)), value)
+        if self.mask is None:
+            return block
+        hidden = ~self.mask.allows(*self._indices(t, s))
+        fill = block.masked_fill_ if self._has_numbers else block.masked_fill  # vmap may run over the mask alone
+        return fill(hidden, value)
 
     def _grid(self, rows: slice, cols: slice | Tensor) -> tuple[Tensor, Tensor]:
         """The numbers of a block's queries (1, 1, t, 1) and keys (1, 1, 1, s)."""
@@ -147,14 +163,29 @@ class QueryKeyMap(AttentionMap):
         """What a rule is asked about pairs: batch, head, query, key, and the sizes."""
         return self._b[:, None, None, None], self._h[None, :, None, None], t, s, *self._bound
 
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor with the dtype and device of weights; under vmap, with the dimension it runs over."""
+        return sum((tensor.new_empty(0, dtype=self.dtype) for tensor in self._given()), super().like)
+
+    def _given(self) -> Iterator[Tensor]:
+        """Every tensor that weights depend on."""
+        return (tensor for watched in self._made_from.values() for tensor in watched.tensors)
+
+    @property
+    def _has_numbers(self) -> bool:
+        """Not while torch traces, on the meta device and under vmap: then no value can be asked for."""
+        return all(map(has_numbers, self._given()))
+
     def _needs_graph(self) -> bool:
-        return torch.is_grad_enabled() and self._made_from.differentiable
+        return torch.is_grad_enabled() and any(watched.differentiable for watched in self._made_from.values())
 
     def _check_unchanged(self) -> None:
-        if self._made_from.changed:
+        changed = " and ".join(name for name, watched in self._made_from.items() if watched.changed)
+        if changed:
             raise RecordingError(
-                f"{self!r}: its {self._made_of} was overwritten in place after the map was made, so its weights are"
-                " lost. Read the map before that, or clone q and k and what hides or moves their scores."
+                f"{self!r}: its {changed} was overwritten in place after the map was made, so its weights are lost."
+                f" Read the map before that, or make it of a clone of {changed}."
             )
 
 
@@ -163,7 +194,7 @@ def _take(tensor: Tensor, dim: int, at: int | Tensor) -> Tensor:
     if isinstance(at, int):
         return tensor.narrow(dim, at, 1)
     n = at.numel()
-    if n and bool((at == torch.arange(n, device=at.device) + at[0]).all()):
+    if n and has_numbers(at) and bool((at == torch.arange(n, device=at.device) + at[0]).all()):
         return tensor.narrow(dim, int(at[0]), n)
     return tensor.index_select(dim, at)
 
@@ -171,6 +202,8 @@ def _take(tensor: Tensor, dim: int, at: int | Tensor) -> Tensor:
 def _groups_of(heads: int | Tensor, per_group: int) -> int | Tensor:
     """The key heads that these query heads read: each once if they still share evenly, else one a query head."""
     if isinstance(heads, int):
+        return heads // per_group
+    if not has_numbers(heads):
         return heads // per_group
     groups, counts = torch.unique_consecutive(heads // per_group, return_counts=True)
     return groups if counts.unique().numel() <= 1 else heads // per_group

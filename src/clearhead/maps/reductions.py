@@ -56,9 +56,10 @@ class PerKey:
 class Product:
     """A @ x for x (…, S, Dx), or (…, T, Dx) transposed; grouped heads of x are not expanded."""
 
-    def __init__(self, lead: tuple[int, ...], size: int, x: Tensor, *, transposed: bool = False) -> None:
+    def __init__(self, lead: tuple[int, ...], size: int, x: Tensor, like: Tensor, *, transposed: bool = False) -> None:
         self._x, self._transposed = x, transposed
-        self._sum = x.new_zeros((*lead, size, x.shape[-1]), dtype=torch.float64 if transposed else x.dtype)
+        both = like + x.new_empty(0)  # vmap may run over either
+        self._sum = both.new_zeros((*lead, size, x.shape[-1]), dtype=torch.float64 if transposed else x.dtype)
 
     def update(self, tile: Tile) -> None:
         weights = tile.weights.mT if self._transposed else tile.weights

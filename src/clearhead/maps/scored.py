@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,16 +17,19 @@ from clearhead.kernels import tiles
 from clearhead.maps.query_key import QueryKeyMap
 from clearhead.masks import Coverage, MaskRule
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class Scored(QueryKeyMap):
     """A softmax over the keys. Subclasses say `_scores`; the first pass over a row computes its lse, which is kept."""
 
     _held = QueryKeyMap._held | {"_lse": "BHT"}
 
-    def __init__(self, q: Tensor, k: Tensor, mask: MaskRule | Tensor | None, *others: Tensor) -> None:
-        super().__init__(q, k, mask, *others)
+    def __init__(self, q: Tensor, k: Tensor, mask: MaskRule | Tensor | None, **others: Iterable[Tensor]) -> None:
+        super().__init__(q, k, mask, **others)
         # Views of it are shared with selections of the map, so that what one has computed no other computes again.
-        self._lse = q.new_full(self._q.shape[:3], torch.nan, dtype=self.dtype)
+        self._lse = self.like.new_full(self._q.shape[:3], torch.nan)
 
     @abstractmethod
     def _scores(self, rows: slice, cols: slice | Tensor) -> Tensor:
@@ -35,6 +40,11 @@ class Scored(QueryKeyMap):
         """ln Σ_s exp(score), natural log, (…, T); -inf for a query that may attend to nothing. Computed once."""
         lse = self._lse_of(slice(0, self.shape[-2]))
         return self._shown(lse).clone()  # the caller's own: the kept one is shared
+
+    def uniform(self) -> Self:
+        even = super().uniform()
+        even._lse = torch.full_like(self._lse, torch.nan)
+        return even
 
     def columns(self, keys: Tensor) -> Tensor:
         rows = slice(0, self.shape[-2])
@@ -55,7 +65,7 @@ class Scored(QueryKeyMap):
         """The weights of whole rows, and their lse on the way: the largest weight is exp(largest score - lse)."""
         top = scores.amax(-1)
         nothing = (top == -math.inf)[..., None]
-        some_nothing = torch.compiler.is_compiling() or bool(nothing.any())
+        some_nothing = not self._has_numbers or bool(nothing.any())
         weights = torch.softmax(scores.masked_fill(nothing, 0) if some_nothing else scores, -1)
         if some_nothing:
             weights = weights.masked_fill(nothing, 0)
@@ -73,8 +83,8 @@ class Scored(QueryKeyMap):
         return kept
 
     def _keeps_lse(self) -> bool:
-        """Not where its gradient is asked for, nor while torch traces, when there are no numbers to look at."""
-        return not (self._needs_graph() or torch.compiler.is_compiling())
+        """Not where its gradient is asked for, nor where there are no numbers to look at."""
+        return self._has_numbers and not self._needs_graph()
 
     def _kept_lse(self) -> Tensor:
         """Every row's lse, (B, H, T), NaN where it is not known yet."""

@@ -5,14 +5,12 @@ A[t, s] = exp(score(t, s) - lse[t]),    lse[t] = ln Σ_s exp(score(t, s)),    sc
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
 from torch import Tensor
 
-from clearhead._checks import check_qkv, finite_number, four
-from clearhead._watch import Watched
+from clearhead._checks import check_floats, check_qkv, finite_number, four
 from clearhead.errors import ShapeError
 from clearhead.kernels import tiles
 from clearhead.kernels.grouped import grouped_matmul
@@ -45,7 +43,6 @@ class SoftmaxMap(Scored):
     """
 
     _held = Scored._held | {"_v": "BG"}
-    _made_of = "q, k, mask or bias"
 
     def __init__(
         self,
@@ -60,6 +57,8 @@ class SoftmaxMap(Scored):
         sinks: Tensor | None = None,  # (H,)
     ) -> None:
         check_qkv("SoftmaxMap", q, k, v)
+        if sinks is not None:
+            check_floats("SoftmaxMap", q.device, sinks=sinks)
         self.bias = None if bias is None else as_bias(bias)
         self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("SoftmaxMap", "scale", scale)
         self.softcap = None if softcap is None else finite_number("SoftmaxMap", "softcap", softcap)
@@ -67,7 +66,7 @@ class SoftmaxMap(Scored):
         if self.softcap is not None and self.softcap <= 0:
             raise ShapeError(f"SoftmaxMap(softcap={softcap!r}): expected a number above 0, or None for no cap.")
         biased = () if self.bias is None else self.bias.tensors()
-        super().__init__(q, k, mask, *biased, *(() if sinks is None else (sinks,)))
+        super().__init__(q, k, mask, bias=biased, sinks=() if sinks is None else (sinks,))
         B, H = self._q.shape[:2]
         if self.bias is not None:
             self.bias.check(B, H, *self._bound)
@@ -106,12 +105,10 @@ class SoftmaxMap(Scored):
         return weights_of(scores, lse[:, :, t])[..., 0]
 
     def uniform(self) -> SoftmaxMap:
-        """The head that spreads evenly over the keys it may see: the baseline of every score of a head."""
-        even = copy.copy(self)  # which keeps the numbering of the mask
-        even._q, even._k = (self._q[..., :1] * 0).nan_to_num(), (self._k[..., :1] * 0).nan_to_num()
+        even = super().uniform()
         even.bias = None if self.bias is None else self.bias.hidden()
+        even._made_from["bias"] = self._made_from["bias"]
         even.scale, even.softcap, even.sinks, even._v = 1.0, None, None, None
-        even._lse, even._made_from = torch.full_like(self._lse, torch.nan), Watched([even._q, even._k])
         return even
 
     # --- scores ---------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from clearhead import masks
-from clearhead._checks import describe
+from clearhead._checks import check_floats, describe
 from clearhead.errors import ShapeError
-from clearhead.functional import additive_attention, scaled_dot_product_attention
+from clearhead.functional import additive_attention, mask_rule, scaled_dot_product_attention
 from clearhead.maps import AdditiveMap, SoftmaxMap
 from clearhead.masks import MaskRule, all_of
 from clearhead.nn._shared import check_input, check_sizes
@@ -56,7 +56,7 @@ class AdditiveAttention(nn.Module):
         keys: Tensor,  # (B, S, d_key) or (S, d_key)
         *,
         projected: Tensor | None = None,  # (B, S, d_attn)
-        padding: Tensor | None = None,  # (B, S) or (S,), True or 1 where a key is real
+        padding: Tensor | None = None,  # (B, S), or (S,) for one text: True or 1 where a key is real
         mask: MaskRule | Tensor | None = None,
     ) -> Tensor:  # (B, T, d_key)
         """The context of every query."""
@@ -75,14 +75,17 @@ class AdditiveAttention(nn.Module):
         check_input(self, query, self.W_query.in_features, name="query")
         check_input(self, keys, self.W_key.in_features, name="keys")
         k = self.W_key(keys) if projected is None else projected
+        check_floats("AdditiveAttention", keys.device, projected=k)
         if k.shape != (*keys.shape[:-1], self.W_key.out_features):
             raise ShapeError(
                 f"AdditiveAttention(keys={describe(keys)}, projected={describe(k)}): expected what"
                 f" project_keys(keys) gives, {(*keys.shape[:-1], self.W_key.out_features)}."
             )
-        # Under autocast, projections come in another dtype than the keys, which are the values.
-        q, k, score = (x.to(keys.dtype) for x in (self.W_query(query), k, self.score.weight[0]))
-        return additive_attention(q, k, keys, score, mask=_seen(mask, padding))
+        # Under autocast, projections come in another dtype than the keys, which are the values. The score is a copy: an
+        # optimiser overwrites the layer's own, which the map would not survive.
+        q, k = self.W_query(query).to(keys.dtype), k.to(keys.dtype)
+        score = self.score.weight[0].to(keys.dtype, copy=True)
+        return additive_attention(q, k, keys, score, mask=_seen(mask, padding, query, keys))
 
 
 class DotAttention(nn.Module):
@@ -100,7 +103,7 @@ class DotAttention(nn.Module):
         query: Tensor,  # (B, T, d) or (T, d)
         keys: Tensor,  # (B, S, d) or (S, d)
         *,
-        padding: Tensor | None = None,  # (B, S) or (S,)
+        padding: Tensor | None = None,  # (B, S), or (S,) for one text
         mask: MaskRule | Tensor | None = None,
     ) -> Tensor:  # (B, T, d)
         """The context of every query."""
@@ -112,7 +115,7 @@ class DotAttention(nn.Module):
         """The context (…, T, d) of every query, and the weights (…, T, S); padded keys get none."""
         check_input(self, query, name="query")
         check_input(self, keys, query.shape[-1], name="keys")
-        return self._attend(query, keys, _seen(mask, padding))
+        return self._attend(query, keys, _seen(mask, padding, query, keys))
 
     def _attend(self, query: Tensor, keys: Tensor, mask: MaskRule | None) -> tuple[Tensor, SoftmaxMap]:
         return scaled_dot_product_attention(query, keys, keys, mask, scale=1.0)
@@ -140,9 +143,9 @@ class GeneralAttention(DotAttention):
         """The context (…, T, d_key) of every query, and the weights (…, T, S); padded keys get none."""
         check_input(self, query, self.W_query.in_features, name="query")
         check_input(self, keys, self.W_query.out_features, name="keys")
-        return self._attend(self.W_query(query).to(keys.dtype), keys, _seen(mask, padding))
+        return self._attend(self.W_query(query).to(keys.dtype), keys, _seen(mask, padding, query, keys))
 
 
-def _seen(mask: MaskRule | Tensor | None, padding: Tensor | None) -> MaskRule | None:
+def _seen(mask: MaskRule | Tensor | None, padding: Tensor | None, query: Tensor, keys: Tensor) -> MaskRule | None:
     """Both as one rule."""
-    return all_of(mask, None if padding is None else masks.padding(keys=padding))
+    return all_of(mask_rule(mask, query, keys), None if padding is None else masks.padding(keys=padding))

@@ -231,7 +231,7 @@ class Attention(IgnoresMask):
         """What hides and what moves scores, about the whole text: the layer's own, the call's, and the padding."""
         extra, added = split_mask(mask, 4)
         if isinstance(mask, Tensor) and extra is not None and self.d_context is None:
-            warn_of_an_inverted_mask(mask, T, S, stacklevel=5)
+            warn_of_an_inverted_mask(mask, T, S)
         own, given = self.bias, None if added is None else as_bias(added)
         return all_of(self.rule, extra, real), own + given if own is not None and given is not None else own or given
 

@@ -17,7 +17,7 @@ class LinearAttention(nn.Module):
         out_t = φ(q_t)ᵀ Σ_s φ(k_s) v_sᵀ / φ(q_t)ᵀ Σ_s φ(k_s),    φ(x) = elu(x) + 1
 
     The weights load from and into `MultiHeadAttention`, but the function is another one: train it as it is. Text of any
-    length costs O(T) time and no T×T tensor. To generate, pass one `LinearState` with every token:
+    length costs O(T) time and no T×T tensor. To generate, under torch.no_grad(), pass one `LinearState` to every call:
 
         state = LinearState()
         out = layer(tokens, state=state)         # the prompt
@@ -49,7 +49,7 @@ class LinearAttention(nn.Module):
         self,
         x: Tensor,  # (B, T, d_in) or (T, d_in)
         *,
-        padding: Tensor | None = None,  # (B, T) or (T,), True or 1 where a token is real
+        padding: Tensor | None = None,  # (B, T), or (T,) for one text: True or 1 where a token is real
         state: LinearState | None = None,
     ) -> Tensor:  # (B, T, d_out)
         """The output; with a state, after all the tokens that it has seen."""
