@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
@@ -22,6 +21,8 @@ from clearhead._format import size
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import tiles
 from clearhead.maps import reductions as reduce
+from clearhead.maps.reductions import Statistics
+from clearhead.maps.transposed import Transposed
 from clearhead.masks import Coverage
 
 __all__ = ["AttentionMap", "Selection", "Statistics", "Transposed"]
@@ -29,23 +30,11 @@ __all__ = ["AttentionMap", "Selection", "Statistics", "Transposed"]
 FEW_KEYS = 64  # up to here, gathering each (query, key) pair is cheaper than a pass over all keys
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """What one pass over a map computes; a query that may attend to nothing has 0 everywhere."""
-
-    entropy: Tensor  # (…, T) nats
-    distance: Tensor  # (…, T) mean of |position(t) - s|, tokens
-    to_first: Tensor  # (…, T) weight on key 0
-    to_self: Tensor  # (…, T) weight on the query's own position
-    peak: Tensor  # (…, T) the row's largest weight; 0 exactly where the query may attend to nothing
-    received: Tensor  # (…, S) column sums
-    received_peak: Tensor  # (…, S) column maxima
-
-
 class AttentionMap(ABC):
     """The attention matrix as a lazy operator of shape (…, T, S), usually (B, H, T, S).
 
-    Nothing is computed until it is asked for, and nothing but `to_dense()` makes a (…, T, S) tensor. Indices:
+    Nothing is computed until it is asked for, and nothing but `to_dense()` makes a (…, T, S) tensor. Where gradients
+    of q or k are asked for, though, PyTorch keeps the tiles for its backward pass. Indices:
 
     - `attn[0, 3]`: an integer drops a dimension; slices and lists of batches, heads or queries stay lazy;
     - `attn[0, 3, 17]`, `attn[..., 5]`: an integer query or key index reads weights, a tensor;
@@ -366,29 +355,6 @@ class AttentionMap(ABC):
 
     def __bool__(self) -> NoReturn:
         self._refuse("the truth value", "attn.shape")
-
-
-class Transposed:
-    """Aᵀ as an operator: `attn.mT @ y`."""
-
-    def __init__(self, attn: AttentionMap) -> None:
-        self.mT = attn
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(…, S, T)."""
-        *lead, T, S = self.mT.shape
-        return (*lead, S, T)
-
-    def __matmul__(self, y: Tensor) -> Tensor:
-        """Aᵀ @ y for y (…, T, Dy); returns (…, S, Dy), summed over queries in float64. Differentiable."""
-        if isinstance(y, Tensor) and y.ndim > 2 and len(self.shape) > 2 and y.shape[-3] not in (1, self.shape[-3]):
-            raise ShapeError(f"attn.mT @ y with {describe(y)}: there are {self.shape[-3]} query heads, y must have so.")
-        y = self.mT._operand(y, self.mT.shape[-2], "attn.mT @ y", "T")
-        return self.mT._product(y, transposed=True)
-
-    def __repr__(self) -> str:
-        return f"{self.mT!r}.mT"
 
 
 class Derived(AttentionMap):

@@ -7,6 +7,7 @@ float64: under a strong sink a float32 column sum loses 6e-4 at 65k tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,19 @@ from clearhead.kernels.grouped import grouped_matmul
 from clearhead.kernels.tiles import Tile
 
 Measure = Callable[[Tile], Tensor]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What one pass over a map computes; a query that may attend to nothing has 0 everywhere."""
+
+    entropy: Tensor  # (…, T) nats
+    distance: Tensor  # (…, T) mean of |position(t) - s|, tokens
+    to_first: Tensor  # (…, T) weight on key 0
+    to_self: Tensor  # (…, T) weight on the query's own position
+    peak: Tensor  # (…, T) the row's largest weight; 0 exactly where the query may attend to nothing
+    received: Tensor  # (…, S) column sums
+    received_peak: Tensor  # (…, S) column maxima
 
 
 class PerQuery:
