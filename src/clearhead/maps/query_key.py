@@ -166,7 +166,8 @@ class QueryKeyMap(AttentionMap):
     @property
     def like(self) -> Tensor:
         """An empty tensor with the dtype and device of weights; under vmap, with the dimension it runs over."""
-        return sum((tensor.new_empty(0, dtype=self.dtype) for tensor in self._given()), super().like)
+        empty = torch.empty(0, dtype=self.dtype, device=self.device)  # written out: dynamo knows no super().like
+        return sum((tensor.new_empty(0, dtype=self.dtype) for tensor in self._given()), empty)
 
     def _given(self) -> Iterator[Tensor]:
         """Every tensor that weights depend on."""

@@ -101,6 +101,7 @@ def block_sparse(layout: Tensor, block: int) -> MaskRule:
         layout: (R, C), or (1 or B, 1 or H, R, C); R·block and C·block may exceed the number of keys.
         block: tokens a side of a block; a multiple of 128 leaves no block half empty.
 
+    >>> import torch
     >>> print(block_sparse(torch.tensor([[1, 0], [1, 1]]), 2).draw(4, 4))
     ■ ■ ⬚ ⬚
     ■ ■ ⬚ ⬚
