@@ -427,6 +427,7 @@ def test_endless_closed_and_nameless_files(clearhead_: Any) -> None:
     assert closed.stderr == "clearhead: cannot read standard input: it is closed\n"
 
 
+@pytest.mark.full
 def test_an_impatient_second_interrupt_changes_nothing(tiny: Path, empty_cache: Path) -> None:
     command = [sys.executable, "-m", "clearhead", "look", TEXT, "--model", str(tiny)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -44,6 +44,7 @@ def test_contract_pairwise(number: int) -> None:
     _verify(SAMPLE[number], number)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("names", BIG, ids=lambda names: ", ".join(names.values()))
 def test_contract_at_size_1025(names: dict[str, str]) -> None:
     _verify(names, 0)

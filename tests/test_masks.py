@@ -118,6 +118,7 @@ def test_a_bound_rule_is_a_flex_attention_mask_mod(name: str, shape: tuple[int, 
     assert torch.equal(create_mask(rule.bind(T, S), B, H, T, S, device="cpu"), dense_of(rule, T, S))
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's, about itself
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 def test_compiled_flex_attention_takes_global_tokens() -> None:

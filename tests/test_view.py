@@ -235,6 +235,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.full
 def test_trap_10_looking_at_6000_tokens_makes_no_dense_matrix() -> None:
     """A dense map is 144 MB; the tiles, the strong weights and the page take less than it."""
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=250, check=True)

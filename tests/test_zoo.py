@@ -217,6 +217,7 @@ def test_what_a_killed_process_left_is_removed_after_a_day(tiny: Path, empty_cac
     assert content(empty_cache) == [".converting-young", entry.name]
 
 
+@pytest.mark.full
 def test_processes_that_convert_at_once_do_not_disturb_each_other(tiny: Path, empty_cache: Path) -> None:
     code = "import sys, pathlib, clearhead.zoo.conversion as c; print(c.converted(pathlib.Path(sys.argv[1])))"
     command = [sys.executable, "-c", code, str(tiny)]
@@ -414,6 +415,7 @@ def test_loading_prints_nothing(tiny: Path, empty_cache: Path, capfd: pytest.Cap
 # -- context_length
 
 
+@pytest.mark.full
 def test_a_notebook_without_widgets_is_not_warned(tiny: Path, empty_cache: Path) -> None:
     code = """
 import sys

@@ -654,6 +654,7 @@ def test_an_inverted_mask_is_noticed() -> None:
     assert caught[0].filename == __file__
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_a_compiled_layer_generates_in_one_graph_of_any_length() -> None:
     torch._dynamo.reset()

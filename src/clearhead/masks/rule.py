@@ -148,9 +148,7 @@ class BoundMask:
         for name, index, size in zip(("batch", "head"), (batch, head), self.rule.leads, strict=True):
             check_count(call, name, index, at_least=0)
             if size is not None and index >= size:
-                raise ShapeError(
-                    f"{call}({name}={index}): {self.rule!r} is made for {size}, from 0 on."
-                )
+                raise ShapeError(f"{call}({name}={index}): {self.rule!r} is made for {size}, from 0 on.")
         return torch.tensor([batch]), torch.tensor([head])
 
     def count_blocks(self, rows: int, cols: int) -> int:
