@@ -94,19 +94,19 @@ class LinearMap(QueryKeyMap):
         """The denominators of some rows, (B, H, t, 1); of all of them once, where no gradient is asked of it."""
         norm = self._norm
         if norm is None or self._needs_graph():
-            norm = self._sums(linear.features(self._k, self.padding), self._k[..., :0])[1]
+            norm = self._sums(linear.features(self._k, self.padding).double(), self._k[..., :0])[1].to(self.dtype)
         if not self._needs_graph():
             self._norm = norm
         return norm[:, :, rows]
 
     def _sums(self, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerators and denominators of all queries for keys and values of the same heads."""
+        """Numerators and denominators of all queries for keys and values of the same heads, in the keys' dtype."""
         self._check_unchanged()
         before = None
         if self._past is not None:
-            before = self._past.repeat_interleave(k.shape[1] // self._past.shape[1], 1)[..., None].to(self.dtype)
+            before = self._past.repeat_interleave(k.shape[1] // self._past.shape[1], 1)[..., None].to(k.dtype)
             before = torch.nn.functional.pad(before, (x.shape[-1], 0))
-        q, x = linear.query_features(self._q), x.to(self.dtype)
+        q, x = linear.query_features(self._q).to(k.dtype), x.to(k.dtype)
         numerator, norm, _ = linear.attention(q, k, x, before, is_causal=self._is_causal)
         return numerator, norm
 
