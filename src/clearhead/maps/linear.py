@@ -94,10 +94,20 @@ class LinearMap(QueryKeyMap):
         """The denominators of some rows, (B, H, t, 1); of all of them once, where no gradient is asked of it."""
         norm = self._norm
         if norm is None or self._needs_graph():
-            norm = self._sums(linear.features(self._k, self.padding).double(), self._k[..., :0])[1].to(self.dtype)
+            norm = self._denominators().to(self.dtype)
         if not self._needs_graph():
             self._norm = norm
         return norm[:, :, rows]
+
+    def _denominators(self) -> Tensor:
+        """φ(q_t)·Σ_s φ(k_s) of all queries, in float64. Summed in pairs: equal keys round alike, one by one adds up."""
+        self._check_unchanged()
+        q, k = linear.query_features(self._q).double(), linear.features(self._k, self.padding).double()
+        sums = linear.running_sums(k) if self._is_causal else k.sum(-2, keepdim=True)
+        if self._past is not None:
+            sums = sums + self._past[:, :, None].to(sums.dtype)
+        sums = sums.repeat_interleave(q.shape[1] // sums.shape[1], 1)
+        return (q[..., None, :] @ sums[..., None])[..., 0]
 
     def _sums(self, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Numerators and denominators of all queries for keys and values of the same heads, in the keys' dtype."""
