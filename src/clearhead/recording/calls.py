@@ -139,9 +139,13 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Rank 2 is one sequence, rank 3 a batch with one head, further leading dimensions are folded into the
     batch.
     """
-    arrived = f"q={describe(q)}, k={describe(k)}, v={describe(v)}"
+    if _is_usual(q, k, v):
+        return q, k, v
     if any(x.is_nested for x in (q, k, v)):
-        raise RecordingError(f"attention with nested tensors cannot be recorded yet: {arrived}. Pad the batch instead.")
+        raise RecordingError(
+            f"attention with nested tensors cannot be recorded yet: {_arrived(q, k, v)}. Pad the batch instead."
+        )
+    given = (q, k, v)
     rank = max(q.ndim, k.ndim, v.ndim)
     q, k, v = (_lift(x, rank) for x in _one_dtype(q, k, v))
     lead = _broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -149,8 +153,20 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     q = _fold(q, lead, heads if q.shape[-3] == 1 else q.shape[-3])
     k, v = _fold(k, lead, heads), _fold(v, lead, heads)
     if q.shape[1] % max(heads, 1):
-        raise RecordingError(f"{heads} key heads do not divide {q.shape[1]} query heads: {arrived}.")
+        raise RecordingError(f"{heads} key heads do not divide {q.shape[1]} query heads: {_arrived(*given)}.")
     return q, k, v
+
+
+def _is_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether they are in our layout as they came: asked first, since what follows takes ten times as long."""
+    if any(x.is_nested or x.ndim != 4 or x.dtype != q.dtype for x in (q, k, v)):
+        return False
+    (B, H, _, _), (batches, G, _, _) = q.shape, k.shape
+    return batches == B and k.shape[:3] == v.shape[:3] and G > 0 and H % G == 0 and H >= G
+
+
+def _arrived(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q={describe(q)}, k={describe(k)}, v={describe(v)}"
 
 
 def as_heads_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:

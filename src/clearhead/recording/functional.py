@@ -18,7 +18,7 @@ from clearhead import masks
 from clearhead.kernels.output import output
 from clearhead.recording.calls import AnyCall, Call, as_heads, as_heads_mask
 from clearhead.recording.handwritten import STEPS
-from clearhead.recording.trail import Trail
+from clearhead.recording.trail import How, Trail
 from clearhead.scores import Bias
 
 __all__ = ["FunctionSeam", "causal_rule", "read"]
@@ -46,14 +46,17 @@ class FunctionSeam(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        how = None if torch.compiler.is_dynamo_compiling() else STEPS.get(func)
-        if how is not None:
-            return self._trail.follow(func, how, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
-        if func in _READERS:
-            if torch.compiler.is_dynamo_compiling():
-                torch._dynamo.graph_break()  # a compiled function is split here: this call then runs in Python
-            self._see(_READERS[func](*args, **(kwargs or {})))
+        kwargs = kwargs or {}
+        how = _FOLLOWED.get(func)
+        if how is None:
+            return func(*args, **kwargs)
+        compiling = torch.compiler.is_dynamo_compiling()
+        if isinstance(how, How):
+            return func(*args, **kwargs) if compiling else self._trail.follow(func, how, args, kwargs)
+        result = func(*args, **kwargs)
+        if compiling:
+            torch._dynamo.graph_break()  # a compiled function is split here: this call then runs in Python
+        self._see(how(*args, **kwargs))
         return result
 
 
@@ -117,7 +120,12 @@ def read_own(
     )
 
 
-_READERS: dict[Callable[..., Any], Callable[..., Call]] = {F.scaled_dot_product_attention: read, output: read_own}
+# Every function of PyTorch is looked up here once: most are in neither list.
+_FOLLOWED: dict[Callable[..., Any], How | Callable[..., Call]] = {
+    **STEPS,
+    F.scaled_dot_product_attention: read,
+    output: read_own,
+}
 
 
 def causal_rule(T: int, S: int) -> masks.MaskRule:

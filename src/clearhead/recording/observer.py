@@ -56,11 +56,11 @@ def listening(listener: Listener) -> Iterator[None]:
     """Report to `listener` what this thread does; blocks may close in any order, and in another context."""
     observer = current() or Observer()
     _observer.set(observer)
-    observer.listeners.append(listener)
+    observer.listen([*observer.listeners, listener])
     try:
         yield
     finally:
-        observer.listeners.remove(listener)
+        observer.listen([one for one in observer.listeners if one is not listener])
         if not observer.listeners and _observer.get() is observer:
             _observer.set(None)
 
@@ -70,12 +70,17 @@ class Observer:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.listeners: list[Listener] = []
+        self.listen([])
         self.modules: list[nn.Module] = []  # running now, outermost first
         self.running = 0  # passes that are open
         self.inside = False  # within an attention call that an earlier seam has taken
         self._present = False  # whether the function mode is on torch's stack
         self._mode = FunctionSeam(self._called)
+
+    def listen(self, listeners: list[Listener]) -> None:
+        """These blocks are open now."""
+        self.listeners = listeners
+        self._roots = {id(root) for listener in listeners for root in listener.roots}
 
     def _called(self, call: AnyCall) -> None:
         """PyTorch's attention function was called; an earlier seam may report that call (see `stepped_out`)."""
@@ -96,7 +101,7 @@ class Observer:
         """`module(*args, **kwargs)`, noting that it runs."""
         self.modules.append(module)
         try:
-            if any(module is root for listener in self.listeners for root in listener.roots):
+            if id(module) in self._roots:
                 return self._run_root(original, module, args, kwargs)
             if self._present or self.inside or not self.running:
                 return original(module, *args, **kwargs)

@@ -7,7 +7,7 @@ query has to show them.)
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeGuard
 
@@ -113,7 +113,7 @@ class Trail:
 
     def follow(self, func: Callable[..., Any], how: How, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`func(*args, **kwargs)`, noting what its result is made of."""
-        if not self._notes and not how.begins(args):
+        if not (self._noted(args) or (kwargs and self._noted(kwargs.values())) or how.begins(args)):
             return func(*args, **kwargs)
         given = {**dict(zip(how.names, _flat(args), strict=False)), **kwargs}
         known = self._known(given)  # before the call, which may write to its arguments
@@ -122,6 +122,10 @@ class Trail:
         if is_plain(about):
             self._take(how.read(Step(given, known, about)), about)
         return result
+
+    def _noted(self, values: Iterable[object]) -> bool:
+        """Whether there may be a note about one of them; of most calls nothing is known, and this is all they cost."""
+        return any(map(self._notes.__contains__, map(id, values)))
 
     def _known(self, given: Mapping[str, Any]) -> dict[str, Made]:
         found = {name: self._find(value) for name, value in given.items() if isinstance(value, Tensor)}
