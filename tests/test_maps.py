@@ -167,19 +167,13 @@ def test_trap_04_rows_with_nothing_to_attend_to() -> None:
         assert torch.isfinite(t.grad).all()
 
 
-def test_statistics_keep_no_graph() -> None:
-    """Only @, pick, mass, entropy and weights are: a graph through every tile would be T×S again."""
+def test_what_is_a_maximum_keeps_no_graph() -> None:
     q = torch.randn(1, 1, 5, 4, requires_grad=True)
     attn = SoftmaxMap(q, q, mask=masks.causal())
-    for result in (
-        attn.statistics().entropy,
-        attn.distance(),
-        attn.received(),
-        attn.topk(2)[0],
-        attn.pool_max((2, 2)),
-    ):
+    for result in (attn.topk(2)[0], attn.pool_max((2, 2))):
         assert not result.requires_grad
-    assert attn.entropy().requires_grad
+    for result in (attn.entropy(), attn.statistics().received, attn.pool_sum((2, 2)), attn.distance()):
+        assert result.requires_grad
 
 
 # --- traps -------------------------------------------------------------------------------------------------

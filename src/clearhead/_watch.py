@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import RecordingError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["HoldsTensors", "Watched", "version_of"]
 
@@ -22,6 +27,18 @@ class HoldsTensors:
                 yield value
             elif isinstance(value, HoldsTensors):
                 yield from value.tensors()
+
+    def made_of(self, tensors: Iterator[Tensor]) -> Self:
+        """The same rule with other tensors in the place of its own, in the order of `tensors()`."""
+        made = copy.copy(self)
+        for name, value in vars(self).items():
+            other: Any = value
+            if isinstance(value, Tensor):
+                other = next(tensors)
+            elif isinstance(value, HoldsTensors):
+                other = value.made_of(tensors)
+            object.__setattr__(made, name, other)  # rules are frozen
+        return made
 
 
 class Watched:

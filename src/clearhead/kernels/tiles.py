@@ -89,6 +89,13 @@ def row_blocks(source: Source, rows: slice) -> Iterator[tuple[slice, list[slice]
         yield part, [cols for run in visible_runs(source, part, slice(0, S)) for cols in split(run, width)]
 
 
+def whole_rows(source: Source, rows: slice) -> Iterator[tuple[slice, list[slice]]]:
+    """The rows in blocks, each with all keys that it may see: as few ranges as there are."""
+    height, _ = _forced.get() or _sizes(prod(source.shape[:-2]), source.shape[-1])
+    for part in split(rows, height):
+        yield part, visible_runs(source, part, slice(0, source.shape[-1]))
+
+
 def visible_runs(source: Bounded, rows: slice, cols: slice) -> list[slice]:
     """Ranges of these keys that at least one of the rows may see; everything between them is empty."""
     return _runs(source, rows, cols, Coverage.EMPTY)

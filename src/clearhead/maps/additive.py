@@ -6,6 +6,7 @@ A[t, s] = exp(e(t, s) - lse[t]),    e(t, s) = score · tanh(q_t + k_s),    lse[t
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class AdditiveMap(Scored):
     tensor([0.3183, 0.6817])
     """
 
+    _leaves: ClassVar[tuple[str, ...]] = (*Scored._leaves, "_score")
+
     def __init__(
         self,
         q: Tensor,  # (B, H, T, A)
@@ -55,7 +58,7 @@ class AdditiveMap(Scored):
     def _scores(self, rows: slice, cols: slice | Tensor) -> Tensor:
         self._check_unchanged()
         q, k = self._q[:, :, rows].to(self.dtype), self._k[:, :, cols].to(self.dtype)
-        return self._hide(additive.scores(q, k, self._score.to(self.dtype)), rows, cols, -math.inf)
+        return self._hide(additive.scores(q, k, self._score[:].to(self.dtype)), rows, cols, -math.inf)
 
 
 def check_score(call: str, q: Tensor, score: Tensor) -> None:

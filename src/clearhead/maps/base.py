@@ -10,7 +10,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from clearhead._checks import describe, has_numbers, index_tensor, position
 from clearhead._format import size
 from clearhead.errors import DTypeError, ShapeError
-from clearhead.kernels import tiles
+from clearhead.kernels import gradients, tiles
 from clearhead.maps import reductions as reduce
 from clearhead.maps.reductions import Statistics
 from clearhead.maps.transposed import Transposed
@@ -54,6 +54,8 @@ class AttentionMap(ABC):
 
     # --- what a subclass may know better ----------------------------------------------------------------------
 
+    _leaves: ClassVar[tuple[str, ...]] = ()  # the attributes from which weights are computed, for their gradients
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of weights and statistics."""
@@ -83,6 +85,10 @@ class AttentionMap(ABC):
     def heads_alike(self) -> bool:
         """Whether every head is known to see the same keys."""
         return False
+
+    def _whole_rows(self, rows: slice, keys: list[slice]) -> list[Tensor]:
+        """The weights of whole rows, which may see these ranges of keys: a tile of each."""
+        return [self.tile(rows, cols) for cols in keys]
 
     def block(self, rows: slice, cols: slice) -> Coverage:
         """Whether the block's weights are all 0 (EMPTY); MIXED where that is not known."""
@@ -163,9 +169,8 @@ class AttentionMap(ABC):
         O(D) a pair.
         """
         t, s = self._pairs(t, s)
-        reducer = reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self.like)
-        tiles.stream(self, reducer)
-        return reducer.result.reshape((*self.shape[:-2], *t.shape))
+        (picked,) = self._reduce(reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self.like))
+        return picked.reshape((*self.shape[:-2], *t.shape))
 
     def columns(self, keys: Tensor) -> Tensor:
         """The weights on some keys (n,), (…, T, n). Cost for a SoftmaxMap, once lse is known: O(T·n·D)."""
@@ -217,9 +222,8 @@ class AttentionMap(ABC):
 
     def _finite_product(self, x: Tensor, *, transposed: bool) -> Tensor:
         size = self.shape[-1 if transposed else -2]
-        product = reduce.Product(self.shape[:-2], size, x, self.like, transposed=transposed)
-        tiles.stream(self, product)
-        return product.result
+        (product,) = self._reduce(reduce.Product(self.shape[:-2], size, x, self.like, transposed=transposed))
+        return product
 
     def _operand(self, x: Tensor, length: int, call: str, axis: str) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -243,17 +247,14 @@ class AttentionMap(ABC):
         """H[t] = -Σ_s A ln A in nats, (…, T); 0 for a query that may attend to nothing. Differentiable."""
         return self._per_query(reduce.entropy)
 
-    @torch.no_grad()
     def distance(self) -> Tensor:
-        """The mean of |position(t) - s| under the row's weights, in tokens, (…, T)."""
+        """The mean of |position(t) - s| under the row's weights, in tokens, (…, T). Differentiable."""
         return self._per_query(reduce.distance(self.positions))
 
-    @torch.no_grad()
     def received(self) -> Tensor:
-        """Σ_t A[t, s], the attention each key receives, (…, S); summed in float64."""
-        per_key = reduce.PerKey(self.shape[:-2], self.shape[-1], self.like)
-        tiles.stream(self, per_key)
-        return per_key.result
+        """Σ_t A[t, s], the attention each key receives, (…, S); summed in float64. Differentiable."""
+        (received,) = self._reduce(reduce.PerKey(self.shape[:-2], self.shape[-1], self.like))
+        return received
 
     def mass(self, keys: Tensor | list[int] | int) -> Tensor:
         """The weight each query gives to a set of keys (indices, or a bool tensor (S,)), (…, T). Differentiable.
@@ -279,24 +280,29 @@ class AttentionMap(ABC):
         tiles.stream(self, top)
         return top.result()
 
+    @torch.no_grad()
     def pool_max(self, size: tuple[int, int]) -> Tensor:
         """A picture (…, R, C): pixel (i, j) is the largest weight with ⌊t·R/T⌋ = i, ⌊s·C/S⌋ = j. One pass."""
         return self._pool(size, maximum=True)
 
     def pool_sum(self, size: tuple[int, int]) -> Tensor:
-        """A picture (…, R, C) of sums, in the bins of `pool_max`; all pixels add up to the rows that attend."""
+        """A picture (…, R, C) of sums, in the bins of `pool_max`; all pixels add up to the rows that attend.
+
+        Differentiable.
+        """
         return self._pool(size, maximum=False)
 
-    @torch.no_grad()
     def statistics(self) -> Statistics:
-        """Entropy, distance, weight on the first key and on itself, peak, and received attention, in one pass."""
+        """Entropy, distance, weight on the first key and on itself, peak, and received attention, in one pass.
+
+        Differentiable, the two peaks excepted.
+        """
         lead, (T, S), like = self.shape[:-2], self.shape[-2:], self.like
         measures = (reduce.entropy, reduce.distance(self.positions), reduce.to_first, reduce.to_self(self.positions))
         rows = [reduce.PerQuery(lead, T, like, measure) for measure in measures]
         rows.append(reduce.PerQuery(lead, T, like, reduce.peak, maximum=True))
         cols = [reduce.PerKey(lead, S, like), reduce.PerKey(lead, S, like, maximum=True)]
-        tiles.stream(self, *rows, *cols)
-        return Statistics(*(r.result for r in rows), *(c.result for c in cols))
+        return Statistics(*self._reduce(*rows, *cols))
 
     def uniform(self) -> AttentionMap:
         """The head that spreads evenly over the keys it may see: the baseline of every score of a head.
@@ -306,18 +312,19 @@ class AttentionMap(ABC):
         return Uniform(self)
 
     def _per_query(self, measure: reduce.Measure) -> Tensor:
-        per_query = reduce.PerQuery(self.shape[:-2], self.shape[-2], self.like, measure)
-        tiles.stream(self, per_query)
-        return per_query.result
+        (per_query,) = self._reduce(reduce.PerQuery(self.shape[:-2], self.shape[-2], self.like, measure))
+        return per_query
 
-    @torch.no_grad()
+    def _reduce(self, *reducers: reduce.Summed) -> tuple[Tensor, ...]:
+        """One pass; on the graph where gradients are asked for, and then without keeping a tile."""
+        return gradients.computed(reduce.Reduction(self, list(reducers)))
+
     def _pool(self, size: tuple[int, int], *, maximum: bool) -> Tensor:
         T, S = self.shape[-2:]
         if not (1 <= size[0] <= T and 1 <= size[1] <= S):
             raise ShapeError(f"a picture of {size[0]}×{size[1]} pixels: {self!r} allows 1…{T} rows and 1…{S} columns.")
-        pool = reduce.Pool(self.shape[:-2], T, S, size, self.like, maximum=maximum)
-        tiles.stream(self, pool)
-        return pool.result
+        (picture,) = self._reduce(reduce.Pool(self.shape[:-2], T, S, size, self.like, maximum=maximum))
+        return picture
 
     @property
     def like(self) -> Tensor:
@@ -359,6 +366,8 @@ class AttentionMap(ABC):
 
 class Derived(AttentionMap):
     """A map made of one other, which it stands beside: same dtype, device, bytes, positions and dimensions."""
+
+    _leaves: ClassVar[tuple[str, ...]] = ("_attn",)
 
     def __init__(self, attn: AttentionMap) -> None:
         self._attn = attn
@@ -442,6 +451,8 @@ class Selection(Derived):
 
 class Uniform(Derived):
     """Even weights over the keys to which another map gives any."""
+
+    _leaves: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, attn: AttentionMap) -> None:
         super().__init__(attn)

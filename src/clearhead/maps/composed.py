@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -75,6 +76,7 @@ class _Part:
     attn: AttentionMap
     rows: slice
     cols: slice
+    _leaves: ClassVar[tuple[str, ...]] = ("attn",)
 
     def within(self, rows: slice, cols: slice) -> tuple[slice, slice]:
         """What of a block lies in here, in this map's own numbers; empty ranges where nothing does."""
@@ -100,6 +102,8 @@ class Stitched(AttentionMap):
             [0.5000, 0.5000, 0.0000],
             [0.3333, 0.3333, 0.3333]])
     """
+
+    _leaves: ClassVar[tuple[str, ...]] = ("_parts",)
 
     def __init__(self, parts: Sequence[AttentionMap], starts: Sequence[int] | None = None) -> None:
         starts = [0] * len(parts) if starts is None else starts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ class DenseMap(AttentionMap):
     >>> DenseMap(torch.eye(3)).entropy()
     tensor([0., 0., 0.])
     """
+
+    _leaves: ClassVar[tuple[str, ...]] = ("_layers",)
 
     def __init__(self, weights: Any) -> None:
         layers = list(weights) if isinstance(weights, (tuple, list)) else None

@@ -5,6 +5,8 @@ A[t, s] = φ(q_t)·φ(k_s) / Σ_s φ(q_t)·φ(k_s),    φ(x) = elu(x) + 1
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,7 @@ class LinearMap(QueryKeyMap):
     """
 
     _held = QueryKeyMap._held | {"padding": "B", "_past": "BG", "_past_keys": "B", "_norm": "BHT"}
+    _leaves: ClassVar[tuple[str, ...]] = (*QueryKeyMap._leaves, "_past")
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class LinearMap(QueryKeyMap):
     def _denominators(self) -> Tensor:
         """φ(q_t)·Σ_s φ(k_s) of all queries, in float64. Summed in pairs: equal keys round alike, one by one adds up."""
         self._check_unchanged()
-        q, k = linear.query_features(self._q).double(), linear.features(self._k, self.padding).double()
+        q, k = linear.query_features(self._q[:]).double(), linear.features(self._k[:], self.padding).double()
         sums = linear.running_sums(k) if self._is_causal else k.sum(-2, keepdim=True)
         if self._past is not None:
             sums = sums + self._past[:, :, None].to(sums.dtype)

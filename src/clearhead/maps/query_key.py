@@ -26,6 +26,7 @@ class QueryKeyMap(AttentionMap):
 
     # What is held, and along which letters of its dimensions an index selects; what is not there is None.
     _held: ClassVar[dict[str, str]] = {"_q": "BHT", "_k": "BG"}
+    _leaves: ClassVar[tuple[str, ...]] = ("_q", "_k")
     _numbers: ClassVar[dict[str, str]] = {"_b": "B", "_h": "H", "_t": "T"}
 
     def __init__(self, q: Tensor, k: Tensor, mask: MaskRule | Tensor | None, **others: Iterable[Tensor]) -> None:

@@ -6,14 +6,22 @@ float64: under a strong sink a float32 column sum loses 6e-4 at 65k tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from clearhead.kernels import tiles
+from clearhead.kernels.gradients import Found
 from clearhead.kernels.grouped import grouped_matmul
 from clearhead.kernels.tiles import Tile
+
+if TYPE_CHECKING:
+    from clearhead.maps.base import AttentionMap
 
 Measure = Callable[[Tile], Tensor]
 
@@ -31,58 +39,70 @@ class Statistics:
     received_peak: Tensor  # (…, S) column maxima
 
 
-class PerQuery:
+class Summed:
+    """What tiles add to, each in its place; or what the largest of them is. Subclasses say `part`."""
+
+    _leaves: ClassVar[tuple[str, ...]] = ()  # what else than the map its numbers are computed from
+
+    def __init__(
+        self, size: tuple[int, ...], like: Tensor, *, maximum: bool = False, dtype: torch.dtype | None = None
+    ) -> None:
+        self.maximum, self._size, self._like = maximum, size, like
+        self._carried = like.dtype if maximum or dtype is None else dtype
+
+    @cached_property
+    def _sum(self) -> Tensor:
+        return self._like.new_zeros(self._size, dtype=self._carried)
+
+    def part(self, tile: Tile) -> tuple[Any, Tensor]:
+        """Where a tile's part belongs, and the part."""
+        raise NotImplementedError
+
+    def update(self, tile: Tile) -> None:
+        at, found = self.part(tile)
+        before = self._sum[at]
+        self._sum[at] = torch.maximum(before, found) if self.maximum else before + found
+
+    @property
+    def result(self) -> Tensor:
+        return self._sum.to(self._like.dtype)
+
+
+class PerQuery(Summed):
     """One number a query: the sum, or the maximum, of a measure over the tiles of its row. Result (…, T)."""
 
     def __init__(self, lead: tuple[int, ...], T: int, like: Tensor, measure: Measure, *, maximum: bool = False) -> None:
-        self.result = like.new_zeros((*lead, T))
-        self._measure, self._maximum = measure, maximum
+        super().__init__((*lead, T), like, maximum=maximum)
+        self._measure = measure
 
-    def update(self, tile: Tile) -> None:
-        found = self._measure(tile)
-        if self._maximum:
-            found = torch.maximum(self.result[..., tile.rows], found)
-        else:
-            found = self.result[..., tile.rows] + found
-        self.result[..., tile.rows] = found
+    def part(self, tile: Tile) -> tuple[Any, Tensor]:
+        return (..., tile.rows), self._measure(tile)
 
 
-class PerKey:
+class PerKey(Summed):
     """One number a key: the sum (carried in float64), or the maximum, over the queries. Result (…, S)."""
 
     def __init__(self, lead: tuple[int, ...], S: int, like: Tensor, *, maximum: bool = False) -> None:
-        self._maximum = maximum
-        self._sum = like.new_zeros((*lead, S), dtype=like.dtype if maximum else torch.float64)
-        self._dtype = like.dtype
+        super().__init__((*lead, S), like, maximum=maximum, dtype=torch.float64)
 
-    def update(self, tile: Tile) -> None:
-        before = self._sum[..., tile.cols]
-        if self._maximum:
-            self._sum[..., tile.cols] = torch.maximum(before, tile.weights.amax(-2))
-        else:
-            self._sum[..., tile.cols] = before + tile.weights.sum(-2)
-
-    @property
-    def result(self) -> Tensor:
-        return self._sum.to(self._dtype)
+    def part(self, tile: Tile) -> tuple[Any, Tensor]:
+        return (..., tile.cols), tile.weights.amax(-2) if self.maximum else tile.weights.sum(-2)
 
 
-class Product:
+class Product(Summed):
     """A @ x for x (…, S, Dx), or (…, T, Dx) transposed; grouped heads of x are not expanded."""
 
-    def __init__(self, lead: tuple[int, ...], size: int, x: Tensor, like: Tensor, *, transposed: bool = False) -> None:
-        self._x, self._transposed = x, transposed
-        both = like + x.new_empty(0)  # vmap may run over either
-        self._sum = both.new_zeros((*lead, size, x.shape[-1]), dtype=torch.float64 if transposed else x.dtype)
+    _leaves = ("_x",)
 
-    def update(self, tile: Tile) -> None:
+    def __init__(self, lead: tuple[int, ...], size: int, x: Tensor, like: Tensor, *, transposed: bool = False) -> None:
+        both = like + x.new_empty(0)  # vmap may run over either
+        super().__init__((*lead, size, x.shape[-1]), both, dtype=torch.float64 if transposed else None)
+        self._x, self._transposed = x, transposed
+
+    def part(self, tile: Tile) -> tuple[Any, Tensor]:
         weights = tile.weights.mT if self._transposed else tile.weights
         here, there = (tile.cols, tile.rows) if self._transposed else (tile.rows, tile.cols)
-        self._sum[..., here, :] = self._sum[..., here, :] + grouped_matmul(weights, self._x[..., there, :])
-
-    @property
-    def result(self) -> Tensor:
-        return self._sum.to(self._x.dtype)
+        return (..., here, slice(None)), grouped_matmul(weights, self._x[..., there, :])
 
 
 class TopK:
@@ -106,25 +126,23 @@ class TopK:
         return self.values.clamp(min=0), self.indices
 
 
-class Pool:
+class Pool(Summed):
     """A picture of the map: bin (i, j) holds the maximum or the sum of the weights with ⌊t·R/T⌋ = i, ⌊s·C/S⌋ = j."""
 
     def __init__(self, lead: tuple[int, ...], T: int, S: int, size: tuple[int, int], like: Tensor, *, maximum: bool):
-        self._T, self._S, self._R, self._C, self._maximum = T, S, *size, maximum
-        self._sum = like.new_zeros((*lead, *size), dtype=like.dtype if maximum else torch.float64)
-        self._dtype = like.dtype
+        super().__init__((*lead, *size), like, maximum=maximum, dtype=torch.float64)
+        self._T, self._S, self._R, self._C = T, S, *size
 
-    def update(self, tile: Tile) -> None:
+    def part(self, tile: Tile) -> tuple[Any, Tensor]:
         cols, weights = self._pool(tile.weights, tile.cols, self._S, self._C)
         rows, weights = self._pool(weights.mT, tile.rows, self._T, self._R)
-        before, found = self._sum[..., rows, cols], weights.mT
-        self._sum[..., rows, cols] = torch.maximum(before, found) if self._maximum else before + found
+        return (..., rows, cols), weights.mT
 
     def _pool(self, weights: Tensor, part: slice, size: int, bins: int) -> tuple[slice, Tensor]:
         """Reduce the last dimension, which covers `part` of `size`, to the bins it touches."""
         bin_of = torch.arange(part.start, part.stop, device=weights.device) * bins // size
         touched = slice(part.start * bins // size, (part.stop - 1) * bins // size + 1)
-        if not self._maximum:
+        if not self.maximum:
             one_hot = torch.nn.functional.one_hot(bin_of - touched.start, touched.stop - touched.start)
             return touched, grouped_matmul(weights, one_hot.to(weights.dtype))
         # A bin is a run of at most ⌈size/bins⌉ entries; short runs repeat their last entry, harmless to a maximum.
@@ -133,23 +151,19 @@ class Pool:
         run = torch.arange(int((after - first).max()), device=weights.device)
         return touched, weights[..., torch.minimum(first[:, None] + run, after[:, None] - 1)].amax(-1)
 
-    @property
-    def result(self) -> Tensor:
-        return self._sum.to(self._dtype)
 
-
-class Pick:
+class Pick(Summed):
     """The weights at given (t, s), (…, N): for maps that can only give tiles."""
 
     def __init__(self, lead: tuple[int, ...], t: Tensor, s: Tensor, like: Tensor) -> None:
+        super().__init__((*lead, t.numel()), like)
         self._t, self._s = t, s
-        self.result = like.new_zeros((*lead, t.numel()))
 
-    def update(self, tile: Tile) -> None:
+    def part(self, tile: Tile) -> tuple[Any, Tensor]:
         inside = (self._t >= tile.rows.start) & (self._t < tile.rows.stop)
         inside &= (self._s >= tile.cols.start) & (self._s < tile.cols.stop)
         at = inside.nonzero().squeeze(-1)
-        self.result[..., at] = tile.weights[..., self._t[at] - tile.rows.start, self._s[at] - tile.cols.start]
+        return (..., at), tile.weights[..., self._t[at] - tile.rows.start, self._s[at] - tile.cols.start]
 
 
 class Collect:
@@ -162,12 +176,40 @@ class Collect:
         self.dense[..., tile.rows, tile.cols] = tile.weights
 
 
+@dataclass
+class Reduction:
+    """Reducers that share a pass over a map, as a recipe of `kernels.gradients`."""
+
+    attn: AttentionMap
+    reducers: list[Summed]
+    _leaves: ClassVar[tuple[str, ...]] = ("attn", "reducers")
+
+    def compute(self) -> tuple[Tensor, ...]:
+        reducers = [copy.copy(reducer) for reducer in self.reducers]  # the graph holds these, and must hold no result
+        tiles.stream(self.attn, *reducers)
+        return tuple(reducer.result for reducer in reducers)
+
+    def fixed(self) -> list[bool]:
+        return [reducer.maximum for reducer in self.reducers]
+
+    def blocks(self) -> Iterator[tuple[slice, list[slice]]]:
+        return tiles.whole_rows(self.attn, slice(0, self.attn.shape[-2]))
+
+    def again(self, rows: slice, keys: list[slice], grads: Sequence[Tensor | None]) -> Iterator[Found]:
+        for weights, cols in zip(self.attn._whole_rows(rows, keys), keys, strict=True):
+            tile = Tile(weights, rows, cols)
+            for n, (reducer, grad) in enumerate(zip(self.reducers, grads, strict=True)):
+                if grad is not None:
+                    yield n, *reducer.part(tile)
+
+
 # --- measures of a tile, each (…, t) ------------------------------------------------------------------------------
 
 
 def entropy(tile: Tile) -> Tensor:
     """-Σ A ln A in nats; 0·ln 0 is 0. The floor keeps the gradient of an exact 0 finite."""
-    return -(tile.weights * tile.weights.clamp(min=torch.finfo(tile.weights.dtype).tiny).log()).sum(-1)
+    tiny = torch.finfo(tile.weights.dtype).tiny
+    return -(tile.weights * torch.threshold(tile.weights, tiny, tiny).log()).sum(-1)  # clamp's gradient is slower
 
 
 def distance(positions: Tensor) -> Measure:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from clearhead.kernels import tiles
+from clearhead.kernels import gradients, tiles
+from clearhead.kernels.gradients import Found
 from clearhead.maps.query_key import QueryKeyMap
 from clearhead.masks import Coverage, MaskRule
 
@@ -56,6 +59,21 @@ class Scored(QueryKeyMap):
             return self._softmax(rows, scores)
         return weights_of(scores, self._lse_of(rows))
 
+    def _whole_rows(self, rows: slice, keys: list[slice]) -> list[Tensor]:
+        self._check_unchanged()
+        if not keys:
+            return []
+        scores = [self._scores(rows, cols) for cols in keys] + self._unseen(rows)
+        if len(scores) == 1:
+            return [self._shown(self._softmax(rows, scores[0]))]
+        weights = self._softmax(rows, torch.cat(scores, -1))
+        parts = torch.split(weights, [part.shape[-1] for part in scores], -1)
+        return [self._shown(part) for part in parts[: len(keys)]]
+
+    def _unseen(self, rows: slice) -> list[Tensor]:
+        """Scores (B, H, t, n) that join the softmax of these rows, and whose weight nobody sees."""
+        return []
+
     def _is_whole(self, rows: slice, cols: slice) -> bool:
         """Whether these columns hold every key that these rows may see."""
         outside = (slice(0, cols.start), slice(cols.stop, self.shape[-1]))
@@ -76,7 +94,7 @@ class Scored(QueryKeyMap):
     def _lse_of(self, rows: slice) -> Tensor:
         """lse of some rows, (B, H, t): kept ones as they are, else from one pass over their keys."""
         if not self._keeps_lse():
-            return self._logsumexp(rows)
+            return gradients.computed(LogSumExp(self, rows))[0]
         kept = self._kept_lse()[:, :, rows]
         if bool(kept.isnan().any()):
             kept.copy_(self._logsumexp(rows))
@@ -94,16 +112,41 @@ class Scored(QueryKeyMap):
 
     def _logsumexp(self, rows: slice) -> Tensor:
         parts = [
-            self._merge([torch.logsumexp(self._scores(part, cols), -1) for cols in keys], part)
+            self._merge(chain((self._scores(part, cols) for cols in keys), self._unseen(part)), part)
             for part, keys in tiles.row_blocks(self, rows)
         ]
         return torch.cat(parts, -1) if parts else self._merge([], rows)
 
-    def _merge(self, parts: list[Tensor], rows: slice) -> Tensor:
-        """The log-sum-exp of log-sum-exps, (B, H, t); -inf where there is nothing to add up."""
+    def _merge(self, scores: Iterable[Tensor], rows: slice) -> Tensor:
+        """The log-sum-exp of some rows' scores, (B, H, t); -inf where there is nothing to add up."""
+        parts = [torch.logsumexp(some, -1) for some in scores]
         if not parts:
             return self.like.new_full((*self._q.shape[:2], rows.stop - rows.start), -math.inf)
         return parts[0] if len(parts) == 1 else torch.logsumexp(torch.stack(parts), 0)
+
+
+@dataclass
+class LogSumExp:
+    """lse of some rows, (B, H, t), as a recipe of `kernels.gradients`."""
+
+    attn: Scored
+    rows: slice
+    _leaves: ClassVar[tuple[str, ...]] = ("attn",)
+
+    def compute(self) -> tuple[Tensor]:
+        attn, rows = self.attn, self.rows
+        return (attn._lse_of(rows).clone() if attn._keeps_lse() else attn._logsumexp(rows),)
+
+    def fixed(self) -> list[bool]:
+        return [False]
+
+    def blocks(self) -> Iterator[tuple[slice, list[slice]]]:
+        return tiles.whole_rows(self.attn, self.rows)
+
+    def again(self, rows: slice, keys: list[slice], grads: Sequence[Tensor | None]) -> Iterator[Found]:
+        at = ..., slice(rows.start - self.rows.start, rows.stop - self.rows.start)
+        if grads[0] is not None and bool(grads[0][at].any()):  # one weight asks for one row of many
+            yield 0, at, self.attn._logsumexp(rows)
 
 
 def weights_of(scores: Tensor, lse: Tensor) -> Tensor:

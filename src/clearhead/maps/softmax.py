@@ -6,6 +6,7 @@ A[t, s] = exp(score(t, s) - lse[t]),    lse[t] = ln Σ_s exp(score(t, s)),    sc
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class SoftmaxMap(Scored):
     """
 
     _held = Scored._held | {"_v": "BG"}
+    _leaves: ClassVar[tuple[str, ...]] = (*Scored._leaves, "bias", "sinks")
 
     def __init__(
         self,
@@ -132,8 +134,8 @@ class SoftmaxMap(Scored):
     def _is_whole(self, rows: slice, cols: slice) -> bool:
         return self.sinks is None and super()._is_whole(rows, cols)
 
-    def _merge(self, parts: list[Tensor], rows: slice) -> Tensor:
-        if self.sinks is not None:
-            sinks = self.sinks[self._h].to(self.dtype)[None, :, None]
-            parts = [*parts, sinks.expand(self._q.shape[0], -1, rows.stop - rows.start)]
-        return super()._merge(parts, rows)
+    def _unseen(self, rows: slice) -> list[Tensor]:
+        if self.sinks is None:
+            return []
+        sinks = self.sinks[self._h].to(self.dtype)[None, :, None, None]
+        return [sinks.expand(self._q.shape[0], -1, rows.stop - rows.start, 1)]
