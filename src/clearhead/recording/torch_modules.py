@@ -4,7 +4,9 @@ A torch function mode would switch that path off, and padded rows of the output 
 compute, the mode steps out (and in again for any module that they call). Under them lie three functions: the
 kernel of a whole encoder layer, the kernel of a MultiheadAttention, and the Python code for everything else. For
 the time of a block these also report their call. They are looked up by name at each call, so replacing the name
-changes nothing that is computed. (A dispatch mode would see the kernels too; it costs time at every operation.)
+changes nothing that is computed. The names are private: PyTorch 2.6 to 2.14 have them all, and without one of them
+these modules are an error in a block, and no other model's. (A dispatch mode would see the kernels too; it costs time
+at every operation.)
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _MASKS: dict[type[nn.Module], tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Running:
     """A call of one of PyTorch's modules that has begun."""
 
@@ -47,6 +49,7 @@ class _Running:
     call: Callable[[], Mapping[str, Any]]
     outer: _Running | None
     known: dict[Any, Any] = field(default_factory=dict)  # for as long as the outermost one runs
+    seen: bool = False  # its attention was reported
 
     @functools.cached_property
     def arguments(self) -> Mapping[str, Any]:
@@ -119,6 +122,7 @@ def _watched(kind: type[nn.Module]) -> Replacement:
             observer = current()
             if observer is None or not observer.running or observer.inside:
                 return original(self, *args, **kwargs)
+            _check_names()
             outer = _running.get()
             known = {} if outer is None else outer.known
             arguments = functools.partial(_bound, original, self, *args, **kwargs)
@@ -126,11 +130,27 @@ def _watched(kind: type[nn.Module]) -> Replacement:
             # PyTorch looks for a function mode where it has a fast path; only the decoder layer has none.
             quiet = nullcontext() if kind is nn.TransformerDecoderLayer else observer.stepped_out()
             with _set(_running, running), quiet:
-                return original(self, *args, **kwargs)
+                result = original(self, *args, **kwargs)
+            if kind is nn.MultiheadAttention and not running.seen:
+                raise _unknown("computed attention in a way that clearhead does not see")
+            return result
 
         return forward
 
     return Replacement(kind, "forward", wrap)
+
+
+def _check_names() -> None:
+    missing = [str(replacement) for replacement in _ALWAYS if not replacement.possible]
+    if missing:
+        raise _unknown(f"has no {', '.join(missing)}, by which clearhead sees its own attention modules")
+
+
+def _unknown(what: str) -> RecordingError:
+    return RecordingError(
+        f"PyTorch {torch.__version__} {what}: nn.MultiheadAttention and nn.Transformer cannot be recorded with it. Use"
+        " a version from 2.6 to 2.14."
+    )
 
 
 def _stepping_in(original: Function) -> Function:
@@ -164,6 +184,8 @@ def _reporting(owner: Any, name: str, report: Report) -> Replacement:
                 running = _running.get()
                 own = running if running is not None and running.depth == len(observer.modules) else None
                 call = report(own, projected, original, args, kwargs)
+                if own is not None:
+                    own.seen = True
                 observer.see(call, observer.modules[-1] if own is None else own.attention)
             return result
 
@@ -186,6 +208,8 @@ def _python(
     kwargs: dict[str, Any],
 ) -> Call:
     arguments = _bound(function, *args, **kwargs)
+    if len(projected) != 3:
+        raise _unknown(f"made no q, k and v that clearhead sees in {function.__name__}")
     if own is not None and own.kind is nn.MultiheadAttention:
         given = own.given()
     else:  # called by somebody else, as CLIP does
@@ -243,4 +267,5 @@ def replacements(model: nn.Module) -> list[Replacement]:
     base = nn.TransformerEncoderLayer
     classes = {cls for layer in model.modules() if isinstance(layer, base) for cls in type(layer).__mro__}
     owners = [cls for cls in classes - {base} if "_sa_block" in vars(cls)]
-    return [*_ALWAYS, *(_blocks.setdefault(owner, Replacement(owner, "_sa_block", _stepping_in)) for owner in owners)]
+    always = [replacement for replacement in _ALWAYS if replacement.possible]
+    return [*always, *(_blocks.setdefault(owner, Replacement(owner, "_sa_block", _stepping_in)) for owner in owners)]

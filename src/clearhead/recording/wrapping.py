@@ -62,6 +62,14 @@ class Replacement(Counted):
         self._own: Any = _MISSING  # what the owner's own namespace held before
         self._ours: Any = None
 
+    def __str__(self) -> str:
+        return f"{self._owner.__name__}.{self._name}"
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is something to replace."""
+        return hasattr(self._owner, self._name)
+
     def make(self) -> None:
         self._own = vars(self._owner).get(self._name, _MISSING)
         self._ours = self._wrap(getattr(self._owner, self._name))
