@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import weakref
 from collections.abc import Callable
@@ -308,21 +309,63 @@ def test_trap18_pytorchs_own_decoder_layers_are_grouped_too():
 # --- what is no one text ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "call"), [({"num_beams": 3}, 2), ({"prompt_lookup_num_tokens": 3, "max_new_tokens": 12}, 1)]
-)
-def test_trap20_beams_and_assisted_decoding_are_no_one_text_and_each_call_is_readable(options, call):
-    model = build("llama")
+NO_TEXT = {
+    "beam search": {"num_beams": 3},
+    "beam search, sampled": {"num_beams": 2, "do_sample": True},
+    "assisted decoding": {"assistant_model": True, "max_new_tokens": 10},
+    "assisted decoding, by the prompt": {"prompt_lookup_num_tokens": 3, "max_new_tokens": 12},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Passing `generation_config` together")
+@pytest.mark.parametrize("way", NO_TEXT)
+def test_trap20_beams_and_assisted_decoding_are_no_one_text_and_each_call_is_readable(way, touched):
+    model, options, before = build("llama"), dict(NO_TEXT[way]), touched()
+    if "assistant_model" in options:
+        options["assistant_model"] = build("llama")  # the same: all that it tries is accepted, as a text that grows
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7]])
     recording, _ = generated(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options)
-    message = (
-        rf"call {call} does not go on from call {call - 1}.*Beam search.*assisted decoding.*recording\.passes\[0\]"
-    )
-    for ask in (lambda: recording[0], lambda: len(recording), lambda: recording.attentions):
+    message = rf"called \d+ times.*and {way.split(',')[0]}.*recording\.passes\[0\].*call the model on the text"
+    for ask in (lambda: recording[0], lambda: len(recording), lambda: recording.attentions, lambda: recording.cross):
         with pytest.raises(RecordingError, match=message):
             ask()
     for each in recording.passes:
         assert (each[2].to_dense().sum(-1) - 1).abs().max() <= 1e-5
+    assert touched()[:-1] == before[:-1]
+
+
+def test_trap20_tokens_that_assisted_decoding_tried_last_and_took_back_are_no_part_of_a_text():
+    recording, tokens = generated(build("llama"), prompt(B=1, T=6), prompt_lookup_num_tokens=3, max_new_tokens=12)
+    assert sum(each[0].shape[2] for each in recording.passes) > tokens.shape[1] - 1  # more queries than the text has
+    with pytest.raises(RecordingError, match="takes back those that it does not accept"):
+        recording[0]
+
+
+def test_trap20_a_cache_that_rounds_keys_makes_no_one_text():
+    from transformers.cache_utils import Cache, QuantizedLayer
+
+    class Rounded(QuantizedLayer):
+        """In steps of 1/8, as a backend of transformers' quantised cache rounds."""
+
+        def _quantize(self, tensor: Tensor, axis: int) -> Tensor:
+            return (tensor * 8).round()
+
+        def _dequantize(self, q_tensor: Tensor) -> Tensor:
+            return q_tensor / 8
+
+    model, inputs = build("llama"), prompt()
+    with record(model) as recording, torch.no_grad():
+        cache = Cache(layers=[Rounded() for _ in range(3)])
+        for part in inputs["input_ids"].split([3, 1, 1], 1):
+            model(part, **{argument_of(model): cache})
+    with pytest.raises(RecordingError, match=r"call 1 does not go on from call 0.*a quantised cache rounds them"):
+        recording[0]
+    assert [each[0].shape[-2:] for each in recording.passes] == [(3, 3), (1, 4), (1, 5)]
+
+
+def argument_of(model: Any) -> str:
+    """How a model calls its cache: renamed in transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def test_trap20_two_texts_in_one_block_are_two():

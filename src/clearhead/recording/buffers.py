@@ -63,7 +63,11 @@ def _has_room(k: Tensor) -> bool:
 
 
 def _is(buffer: Buffer, k: Tensor) -> bool:
-    return isinstance(buffer.keys, Tensor) and buffer.keys.data_ptr() == k.data_ptr()
+    """Whether these are the buffer's keys; told by the shape where an offloaded cache has moved them away since."""
+    keys = buffer.keys
+    if not isinstance(keys, Tensor):
+        return False
+    return keys.data_ptr() == k.data_ptr() if keys.device == k.device else keys.shape == k.shape
 
 
 def _length(buffer: Buffer) -> int:

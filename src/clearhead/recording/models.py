@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 
 import torch
 from torch import fx, nn
@@ -12,30 +15,74 @@ from clearhead._checks import describe
 from clearhead.errors import RecordingError
 from clearhead.recording.wrapping import Counted
 
-__all__ = ["check_model", "encoders", "running_eagerly", "unwrapped"]
+__all__ = ["check_model", "encoders", "opaque", "recomputing", "running_eagerly", "unwrapped"]
 
 
 def check_model(model: object) -> None:
     """Raise RecordingError, saying why and what to do, for what has no Python code to watch."""
-    if isinstance(model, torch.jit.ScriptModule):
+    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         raise RecordingError(
             f"record({type(model).__name__}): a scripted or traced model runs in TorchScript, where no call can be"
             " seen. Record the nn.Module that it was made from."
         )
-    if isinstance(model, torch.export.ExportedProgram) or (isinstance(model, fx.GraphModule) and _is_exported(model)):
+    if _is_exported(model):
         raise RecordingError(
             f"record({type(model).__name__}): an exported program is a graph of kernels, in which attention may"
             " have been taken apart. Record the nn.Module that it was exported from."
         )
     if not isinstance(model, nn.Module):
         raise RecordingError(
-            f"record({describe(model)}): expected the torch.nn.Module that is called in the block. Of a pipeline or"
-            " wrapper, pass the module inside (often its .model)."
+            f"record({_said(model)}): expected the torch.nn.Module that is called in the block. {_instead(model)}"
+        )
+    _check_quantised(model)
+
+
+def _said(model: object) -> str:
+    if isinstance(model, type):
+        return f"the class {model.__name__}"
+    return repr(model) if isinstance(model, str) else describe(model)
+
+
+def _instead(model: object) -> str:
+    """What to pass instead of something that is no module."""
+    if isinstance(model, (str, os.PathLike)):
+        return "That is a name: load the model, for example with clearhead.zoo.load, and pass it."
+    if isinstance(model, type):
+        return "Pass an object of a class, and not the class."
+    inside = [name for name, part in getattr(model, "__dict__", {}).items() if isinstance(part, nn.Module)]
+    if inside:
+        return f"It holds one: pass its .{', its .'.join(inside)}."
+    if isinstance(getattr(model, "__self__", None), nn.Module):
+        return "Pass the module, and not a method of it."
+    if isinstance(model, FunctionType):
+        return "Of a function, compiled or not, pass the module that it calls, and call the function in the block."
+    return "Of a pipeline or wrapper, pass the module inside; models of other frameworks cannot be recorded."
+
+
+def _check_quantised(model: nn.Module) -> None:
+    """Raise RecordingError for PyTorch's quantised nn.MultiheadAttention; other layers may be quantised."""
+    quantised = getattr(sys.modules.get("torch.ao.nn.quantizable"), "MultiheadAttention", ())
+    path = next((path for path, module in model.named_modules() if isinstance(module, quantised)), None)
+    if path is not None:
+        raise RecordingError(
+            f"record({type(model).__name__}): {path or 'it'!r} is torch.ao's quantised nn.MultiheadAttention, whose"
+            " layout of heads is not known. Record the model that it was made from; one of which the Linear layers"
+            " alone are quantised can be recorded."
         )
 
 
-def _is_exported(model: fx.GraphModule) -> bool:
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in model.graph.nodes)
+def _is_exported(model: object) -> bool:
+    """Whether this is a product of torch.export: the program, its module, or that module taken apart again."""
+    if isinstance(model, torch.export.ExportedProgram) or type(model).__module__.startswith("torch.export."):
+        return True
+    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+    return any(isinstance(node.target, torch._ops.OpOverload) for node in nodes)
+
+
+def opaque(model: nn.Module) -> list[str]:
+    """Where a model has parts in which no call can be seen."""
+    parts = model.named_modules()
+    return [path for path, part in parts if isinstance(part, torch.jit.ScriptModule) or _is_exported(part)]
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, ...]:
@@ -58,6 +105,11 @@ def encoders(model: nn.Module) -> tuple[nn.Module, ...]:
         if isinstance(part, nn.Module) and part is not model and not any(part is other for other in found):
             found.append(part)
     return tuple(found)
+
+
+def recomputing() -> bool:
+    """Whether autograd is running: gradient checkpointing then calls a part of the model once more."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def running_eagerly(model: nn.Module) -> AbstractContextManager[None]:

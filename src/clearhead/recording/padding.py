@@ -7,10 +7,11 @@ with the dtype's lowest number, which turns a padded row into a uniform one.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead import masks
 from clearhead._checks import describe
@@ -30,40 +31,60 @@ class Padding:
     decoder: Tensor | None = None  # decoder_attention_mask
     has_decoder: bool = False  # the model is an encoder-decoder: attention_mask is the encoder's
     stated: bool = False  # by the user (padding=), rather than read
+    brought: int | None = None  # how many tokens came with the call, where that is known
+    grown: dict[int, int] = field(default_factory=dict)  # by layer: length of a text that began as stated; 0 of others
 
-    def rule(self, call: AnyCall, path: str) -> masks.MaskRule | None:
+    def rule(self, call: AnyCall, path: str, number: int) -> masks.MaskRule | None:
         """What this call's map must not show, or None: padding that the user stated, else all that is known."""
         real = None if self.stated or isinstance(call, DenseCall) else call.real_queries
         own = None if real is None else masks.padding(queries=real)
-        return masks.all_of(own, self._of_the_pass(call, path))
+        return masks.all_of(own, self._of_the_pass(call, path, number))
 
-    def _of_the_pass(self, call: AnyCall, path: str) -> masks.MaskRule | None:
+    def _of_the_pass(self, call: AnyCall, path: str, number: int) -> masks.MaskRule | None:
         """What the model's own arguments hide in this call.
 
         A call that came without any mask did not hide the padded keys, so the padding is not its own (the
-        image tower of a vision-language model, say); padding that the user stated is always joined where it
-        fits.
+        image tower of a vision-language model, say), but for the queries of a decoder's cross-attention, whose keys
+        are whole; padding that the user stated is always joined where it fits.
         """
-        if not self.stated and isinstance(call, Call) and not call.masks and not call.biases:
-            return None
-        keys, queries = self._of(path)
         B, _, T, S = call.shape
+        keys, queries = self._of(path)
+        if not self.stated and isinstance(call, Call) and not call.masks and not call.biases:
+            keys, queries = None, queries if is_cross(path) and self._in_decoder(path) else None
+        if self.stated and queries is not None and not is_cross(path):
+            keys = queries = self._text(queries, number, T, S)
         keys = keys if keys is not None and keys.shape == (B, S) else None
         queries = queries if queries is not None and queries.shape[0] == B and queries.shape[1] >= T else None
         if queries is not None and not is_cross(path) and keys is None:
             return None  # self-attention of another length: not about these tokens
-        queries = None if queries is None else queries[:, queries.shape[1] - T :]
+        if queries is not None and queries.shape[1] > T:  # a cached step has the last; other calls pooled ones, say
+            queries = queries[:, -T:] if self.brought in (None, T) else None
         if not self.stated and isinstance(call, DenseCall) and not call.leaves_out(keys, queries):
             return None
         return masks.padding(keys=keys, queries=queries) if keys is not None or queries is not None else None
 
+    def _in_decoder(self, path: str) -> bool:
+        return self.has_decoder and "decoder" in path.split(".")
+
     def _of(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         """The real keys and the real queries of the module at this path."""
-        in_decoder = self.has_decoder and "decoder" in path.split(".")
+        in_decoder = self._in_decoder(path)
         queries = self.decoder if in_decoder else self.tokens
         if not is_cross(path):
             return queries, queries
         return self.encoder if self.encoder is not None else self.tokens if in_decoder else None, queries
+
+    def _text(self, real: Tensor, number: int, T: int, S: int) -> Tensor | None:
+        """The stated tokens and what was generated after them, all of it real; None in another text.
+
+        (B, S): of a cache that slides the last.
+        """
+        n, known = real.shape[1], self.grown.get(number)
+        if known and T < S:
+            self.grown[number] = known + T
+        else:  # a text begins, or its last part is read; a single query is a step of another text
+            self.grown[number] = n * (n == S and (T > 1 or T == S or known is None))
+        return F.pad(real, (0, self.grown[number] - n), value=True)[:, -S:] if self.grown[number] else None
 
 
 def check_padding(padding: object) -> None:
@@ -86,19 +107,28 @@ def read_padding(
         return Padding(stated=True)
     parameters, given = _bound(model, args, kwargs)
     has_decoder = "decoder_attention_mask" in parameters or "decoder_input_ids" in parameters
+    brought = _brought(given, "decoder_" if has_decoder else "")
     if isinstance(stated, Tensor):
         return Padding(
             _flags(stated),
             decoder=_flags(given.get("decoder_attention_mask")),
             has_decoder=has_decoder,
             stated=True,
+            brought=brought,
         )
     return Padding(
         _flags(given.get("attention_mask")),
         _flags(given.get("encoder_attention_mask")),
         _flags(given.get("decoder_attention_mask")),
         has_decoder,
+        brought=brought,
     )
+
+
+def _brought(given: dict[str, Any], side: str) -> int | None:
+    """How many tokens a call of a transformers model brings, those in its cache not counted."""
+    tensors = (given.get(side + name) for name in ("input_ids", "inputs_embeds"))
+    return next((x.shape[1] for x in tensors if isinstance(x, Tensor) and x.ndim > 1), None)
 
 
 def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[str], dict[str, Any]]:

@@ -15,8 +15,9 @@ from clearhead.maps import AttentionMap
 from clearhead.recording import huggingface, observer, torch_modules
 from clearhead.recording.buffers import Buffer, buffers_of, filled, is_borrowed
 from clearhead.recording.calls import AnyCall
+from clearhead.recording.generating import way_of_generating
 from clearhead.recording.layers import Layer
-from clearhead.recording.models import check_model, encoders, running_eagerly, unwrapped
+from clearhead.recording.models import check_model, encoders, opaque, recomputing, running_eagerly, unwrapped
 from clearhead.recording.padding import Padding, check_padding, read_padding
 from clearhead.recording.recording import Pass, Recording, shorten
 
@@ -42,7 +43,7 @@ class Recorder:
         _check_keep(keep)
         self._model: nn.Module | None = model
         self._models = unwrapped(model)
-        self._encoders = encoders(self._models[-1])
+        self._encoders, self._opaque = encoders(self._models[-1]), opaque(model)
         self.roots = self._models + self._encoders
         self._layers, self._keep = _numbers(layers), keep
         self._stated, self._detach = padding, detach
@@ -57,6 +58,7 @@ class Recorder:
         self._reducing = False  # `keep` is running
         self._buffers: list[Buffer] = []
         self._padding = Padding()
+        self._grown: dict[int, int] = {}  # texts to which stated padding belongs, as far as calls are complete
         self._sizes: set[tuple[int, int]] = set()  # (B, S) of the calls that stated padding did not fit
         self._fitted = False
         self._paths: dict[int, str] = {}
@@ -96,13 +98,15 @@ class Recorder:
 
     def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A call of the model begins, or of an encoder that is called before it, as `generate` does."""
-        if self._open is not None:
+        if self._open is not None or recomputing():
             return False
         by_encoder = any(root is encoder for encoder in self._encoders)
         self._padding = read_padding(root if by_encoder else self._models[-1], args, kwargs, self._stated)
+        self._padding.grown.update(self._grown)
         self._buffers = buffers_of([*args, *kwargs.values()])
         self._by_encoder = id(root) if by_encoder else None
         self._open = Pass() if by_encoder else self._begun(kwargs)
+        self._open.way = way_of_generating()
         self._calls = Counter(self._open.paths)
         self._started += not by_encoder
         return True
@@ -116,6 +120,7 @@ class Recorder:
     def end(self, complete: bool) -> None:
         """A call ended; one that an exception ended leaves no pass."""
         if complete and self._open is not None:
+            self._grown = self._padding.grown
             if self._by_encoder is None:
                 self._recording.add(self._open)
             else:
@@ -135,7 +140,7 @@ class Recorder:
         if self._layers is not None and number not in self._layers:
             return
         call = filled(call.detached() if self._detach else call, self._buffers)
-        rule = self._padding.rule(call, path)
+        rule = self._padding.rule(call, path, number)
         self._fitted |= rule is not None
         self._sizes.add((call.shape[0], call.shape[3]))
         if self._keep is not None:
@@ -199,13 +204,14 @@ class Recorder:
 
     def _nothing_seen(self) -> str:
         foreign = f" (here: {_list(self._foreign)} made attention calls)" if self._foreign else ""
+        parts = f" (here: {', '.join(map(repr, self._opaque))})" if self._opaque else ""
         return (
             f"record({self._name}): the model ran, but no attention call was seen. Likely causes:\n"
             "  (a) it computes attention by hand, and not as softmax(scores) @ v: seen is PyTorch's softmax over the"
             " last dimension, the left operand of a product (in two dimensions: as softmax(q @ k.T) @ v). Write it so,"
             " or call torch.nn.functional.scaled_dot_product_attention;\n"
             f"  (b) the attention is in modules that are not registered as its submodules{foreign};\n"
-            "  (c) it is not in Python code of this thread: in scripted or exported parts, in another thread or"
+            f"  (c) it is not in Python code of this thread: in scripted or exported parts{parts}, in another thread or"
             " process, or there is none."
         )
 

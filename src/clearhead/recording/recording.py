@@ -138,6 +138,7 @@ class Pass(_Maps):
     def __init__(self) -> None:
         self._layers: list[Kept] = []
         self.results: dict[str, Any] = {}
+        self.way: str | None = None  # of generating, where such calls make no one text
 
     @staticmethod
     def after(parts: Iterable[Pass]) -> Pass:
@@ -164,7 +165,7 @@ class Pass(_Maps):
         Keys that are the same in both go with that, but are enough only where cross-attention alone was recorded.
         """
         layers = [layer for layer in self._layers if isinstance(layer, Layer) and layer.link is not Link.NONE]
-        if len(layers) < len(self._layers) or not layers:
+        if self.way is not None or len(layers) < len(self._layers) or not layers:
             return False
         paths = [layer.path for layer in layers]
         grown = {layer.shape[2] for layer in layers if layer.link is Link.GROWN}
@@ -247,7 +248,7 @@ class Recording(_Maps):
         return self.texts[-1].last(number) if self.texts else None
 
     def _kept(self, asked: str) -> list[Kept]:
-        if len(self.texts) == 1:
+        if len(self.texts) == 1 and self.passes[0].way is None:
             return self.texts[0]._kept(asked)
         raise self._not_one(asked, "recording")
 
@@ -258,13 +259,21 @@ class Recording(_Maps):
         called = f"{asked}: the model was called {len(self.passes)} times in this block"
         name = "" if what == "recording" else f".{what}"
         which = f"recording.passes[0]{name} … recording.passes[{len(self.passes) - 1}]{name}"
-        broken = next((text.passes[0] for text in self.texts[1:] if text.passes[0].is_step), None)
+        broken = self._broken()
         if broken is not None:
-            n = next(n for n, each in enumerate(self.passes) if each is broken)
-            called += f", and call {n} {_why_not(broken, n - 1)}"
+            called += f", and {broken}; such calls do not make one text"
+            which += ". For one map a layer, call the model on the text that came out, in a block of its own"
         elif len(self.texts) < len(self.passes) and what == "recording":
             which += f", or which text: recording.texts[0] … recording.texts[{len(self.texts) - 1}]"
         return RecordingError(f"{called}. Say which call: {which}.")
+
+    def _broken(self) -> str | None:
+        """Why the calls of a generation are no one text; None where they are, or are calls of no generation."""
+        way = next((each.way for each in self.passes if each.way is not None), None)
+        if way is not None:
+            return way
+        step = next((text.passes[0] for text in self.texts[1:] if text.passes[0].is_step), None)
+        return None if step is None else _why_not(step, next(n for n, each in enumerate(self.passes) if each is step))
 
     @property
     def results(self) -> dict[str, Any]:
@@ -291,16 +300,15 @@ class Recording(_Maps):
         return f"Recording(passes={len(self.passes)}; holds {size(self.nbytes)})"
 
 
-def _why_not(step: Pass, before: int) -> str:
-    """Why a step does not go on from the call before."""
+def _why_not(step: Pass, n: int) -> str:
+    """Why a step, the n-th call, does not go on from the call before."""
     if not all(layer.has_keys for layer in step._layers if isinstance(layer, Layer)):
         return (
-            f"cannot be told to go on from call {before}: of some layers the weights alone are known, not the keys, so"
-            " that the calls do not make one text"
+            f"call {n} cannot be told to go on from call {n - 1}: of some layers the weights alone are known, not keys"
         )
     return (
-        f"does not go on from call {before}: its keys are not those and new ones. Beam search reorders them, assisted"
-        " decoding takes some back; such calls do not make one text"
+        f"call {n} does not go on from call {n - 1}: its keys are not those and new ones (decoding may reorder them or"
+        " take some back, a quantised cache rounds them)"
     )
 
 
