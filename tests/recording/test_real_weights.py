@@ -124,3 +124,19 @@ def test_trap19_maps_of_a_bfloat16_model_are_exact_for_its_own_q_and_k(
             score=float((scores * visible).abs().max()),
             what=label,
         )
+
+
+# --- MPNet: a bias by relative position, added by code of its own ---------------------------------
+
+
+def test_trap17_mpnet_in_a_padded_batch_gives_its_own_weights(mpnet: tuple[Any, Any]) -> None:
+    model, tokenizer = mpnet
+    inputs = tokenizer(["The dog chased the cat", TEXT], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        plain = model(**inputs, output_attentions=True)
+        with record(model) as recording:
+            out = model(**inputs)
+    assert torch.equal(out.last_hidden_state, plain.last_hidden_state)
+    real = inputs["attention_mask"].bool()[:, None, :, None]
+    for attn, weights in zip(recording, plain.attentions, strict=True):
+        assert torch.equal(attn.to_dense(), weights * real)

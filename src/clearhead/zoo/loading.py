@@ -7,14 +7,14 @@ import os
 import socket
 import urllib.request
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError
-from clearhead.zoo import cache, catalog, conversion
+from clearhead.zoo import archive, cache, catalog, conversion
 from clearhead.zoo.quiet import no_stderr, quiet
 from clearhead.zoo.smiles import smiles_tokenizer
 
@@ -33,7 +33,7 @@ def load(
         name: a name that `available` lists, a path to a model folder or a ``.gguf`` file, or a Hugging Face
             id (from the hub, or from its local cache without network or where ``HF_HUB_OFFLINE`` is set)
         on_progress: called as ``on_progress(stage, done, total)`` with the stages ``"convert"`` (a ``.gguf``
-            file on first use) and ``"load"``
+            file or an archive in parts, on first use) and ``"load"``
 
     Raises:
         ModelError: nothing of that name can be had; the message says what can, and what to do.
@@ -110,15 +110,17 @@ def _title(name: str) -> str:
 
 def _locate(name: str, on_progress: Progress | None) -> Path | None:
     """The local folder to load from, converted first if need be; None if it can only be a Hugging Face id."""
-    place = _find(name)
+    place = _find(name, on_progress)
     return conversion.converted(place, on_progress) if place is not None and place.is_file() else place
 
 
-def _find(name: str) -> Path | None:
+def _find(name: str, on_progress: Progress | None = None) -> Path | None:
     """The local folder or .gguf file of that name; None if it can only be a Hugging Face id."""
     if not name.strip():
         raise ModelError(f"load() got an empty name. {catalog.here()}.")
     packaged = catalog.find(name)
+    if packaged and packaged.parts > 1:
+        return archive.unpacked(packaged.paths(), on_progress)
     path = packaged.path() if packaged else Path(os.path.expanduser(name))  # leaves an unknown ~user as it is
     if os.path.isdir(path):  # no error for what cannot be a path
         return _model_folder(path)
@@ -177,7 +179,9 @@ def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
             )
     except Exception as error:  # transformers raises many kinds, and chains the telling one
         raise _failed(source, name, error, local=local) from error
-    if info["missing_keys"]:
+    if _lacks_its_head_alone(model, info["missing_keys"]):
+        model = model.base_model  # sentence encoders name the class that they were trained from
+    elif info["missing_keys"]:
         some = ", ".join(sorted(info["missing_keys"])[:4])
         warnings.warn(
             f"{name} has no weights for {len(info['missing_keys'])} parameters, which are random: {some}",
@@ -185,6 +189,13 @@ def _model(source: str, name: str, *, local: bool) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def _lacks_its_head_alone(model: PreTrainedModel, missing: Collection[str]) -> bool:
+    """Whether all weights are there but those of a head which attention does not need, and generating neither."""
+    inside = f"{model.base_model_prefix}."
+    whole = not any(key.startswith(inside) for key in missing)
+    return bool(missing) and whole and model.base_model is not model and not model.can_generate()
 
 
 def _config(source: str, name: str, *, local: bool, **where: str) -> PretrainedConfig:
