@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.recording.observer import REPLACEMENTS
-from clearhead.recording.torch_modules import replacements
+from clearhead.recording import observer, torch_modules
 
 
 class CausalSelfAttention(nn.Module):
@@ -89,9 +88,10 @@ def ids() -> Tensor:
 @pytest.fixture
 def touched() -> Callable[[], list[Any]]:
     """What other libraries hold at the places that record() replaces: equal before and after a block."""
+    ours = [*observer.replacements([NanoGPT(layers=0)]), *torch_modules.replacements(nn.Module())]
 
     def look() -> list[Any]:
-        held = [vars(r._owner).get(r._name) for r in [*REPLACEMENTS, *replacements(nn.Module())]]
+        held = [vars(each._owner).get(each._name) for each in ours]
         modeling = sys.modules.get("transformers.modeling_utils")
         if modeling is not None:
             held.append(modeling.AttentionInterface.get_interface)

@@ -413,7 +413,33 @@ def test_trap26_a_model_that_was_not_called_has_its_own_message(nano, ids):
         pytest.raises(RecordingError, match=r"record\(NanoGPT\): the model was not called inside the block"),
         record(nano),
     ):
-        nano.forward(ids)
+        nano.h[0](nano.wte(ids))
+
+
+def test_a_forward_that_is_called_by_itself_is_a_pass_too(nano, ids, touched):
+    before = touched()
+    with record(nano) as recording:
+        nano(ids)
+        out = nano.forward(ids)
+    assert touched() == before
+    assert torch.equal(out, nano(ids))
+    called, entered = recording.passes
+    assert called.paths == entered.paths
+    assert torch.equal(called[2].to_dense(), entered[2].to_dense())
+
+
+def test_a_forward_that_calls_that_of_its_parent_is_one_pass(make_nano, ids):
+    class Child(make_nano):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids)
+
+    parent, child = make_nano().eval(), Child().eval()
+    with record(parent) as theirs, record(child) as ours:
+        child.forward(ids)
+        parent.forward(ids)
+        child(ids)
+    assert (len(theirs.passes), len(ours.passes)) == (1, 2)
+    assert "forward" in vars(Child)
 
 
 def test_trap26_only_failed_calls_have_their_own_message(nano, ids):

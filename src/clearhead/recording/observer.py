@@ -1,16 +1,16 @@
 """Watching one thread: which module runs, when a pass begins and ends, and where the function mode may be on.
 
-`torch.nn.Module.__call__` is replaced for the time of a block (no hook is put on any module: a hook would
-switch off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from each module). The
-function mode that sees the other calls steps out where an earlier seam has taken over, and in again for any module
-that is called there.
+`torch.nn.Module.__call__` and the `forward` of the model's class are replaced for the time of a block (no hook is put
+on any module: a hook would switch off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from
+each module). The function mode that sees the other calls steps out where an earlier seam has taken over, and in again
+for any module that is called there.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from clearhead.recording.calls import AnyCall
 from clearhead.recording.functional import FunctionSeam
 from clearhead.recording.wrapping import Function, Replacement
 
-__all__ = ["REPLACEMENTS", "Listener", "Observer", "current", "listening"]
+__all__ = ["Listener", "Observer", "current", "listening", "replacements"]
 
 
 class Listener(Protocol):
@@ -96,6 +96,10 @@ class Observer:
         """Whether a module is a part of a model that a block records."""
         roots = (root for listener in self.listeners for root in listener.roots)
         return any(module is part for root in roots for part in root.modules())
+
+    def is_outside(self, module: nn.Module) -> bool:
+        """Whether a module is one whose calls are passes, and is not running yet."""
+        return id(module) in self._roots and not any(module is one for one in self.modules)
 
     def run(self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)`, noting that it runs."""
@@ -179,4 +183,24 @@ def _observed(original: Function) -> Function:
     return __call__
 
 
-REPLACEMENTS = (Replacement(nn.Module, "__call__", _observed),)
+def _entered(original: Function) -> Function:
+    """`model.forward(…)` without a call of the model, as TransformerLens runs its models with hooks."""
+
+    @functools.wraps(original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        observer = current()
+        if observer is None or not observer.is_outside(self):
+            return original(self, *args, **kwargs)
+        return observer.run(original, self, args, kwargs)
+
+    return forward
+
+
+_CALL = Replacement(nn.Module, "__call__", _observed)
+_forwards: dict[type, Replacement] = {}  # one per class, so that blocks in several threads share the count
+
+
+def replacements(roots: Iterable[nn.Module]) -> list[Replacement]:
+    """The call of any module, and the forward of these modules' classes."""
+    owners = dict.fromkeys(type(root) for root in roots)
+    return [_CALL, *(_forwards.setdefault(owner, Replacement(owner, "forward", _entered)) for owner in owners)]

@@ -74,7 +74,7 @@ class Recorder:
         with ExitStack() as stack:
             stack.enter_context(running_eagerly(self._model))
             for replacement in (
-                *observer.REPLACEMENTS,
+                *observer.replacements(self.roots),
                 *torch_modules.replacements(self._model),
                 *huggingface.replacements(),
             ):
@@ -176,7 +176,7 @@ class Recorder:
         if self._started == 0:
             raise RecordingError(
                 f"record({self._name}): the model was not called inside the block. Call the module that was passed to"
-                " record, as model(…): model.forward(…), a copy of it, or another thread are not seen."
+                " record, as model(…): another method of it, a copy of it, or another thread are not seen."
             )
         if not self._recording.passes:
             raise RecordingError(f"record({self._name}): every call of the model in this block ended in an exception.")
