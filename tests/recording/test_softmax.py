@@ -360,6 +360,23 @@ def test_operands_that_were_overwritten_are_not_read_back():
     assert torch.equal(attn.to_dense(), dense(Q @ K.mT))
 
 
+def head_taken_out(weights: Tensor) -> Tensor:
+    weights[:, 1] = 0
+    return weights
+
+
+@pytest.mark.parametrize("copied", [torch.clone, torch.Tensor.double, lambda weights: weights.view(B * H, T, T)])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_weights_that_are_written_to_before_they_are_used_are_those_that_were_used(copied, mode):
+    def ablated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = head_taken_out(copied((q @ k.mT).softmax(-1)).view(B, H, T, T))
+        return weights @ v.to(weights.dtype)
+
+    with mode():
+        (attn,) = recorded(ablated, Q, K, V)
+    assert (attn.to_dense() - head_taken_out(dense(Q @ K.mT))).abs().max() <= 1e-6
+
+
 def test_additive_attention_is_seen_by_its_weights():
     def bahdanau(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = (q[:, :, None] + k[:, None]).tanh().sum(-1)

@@ -52,6 +52,11 @@ class Weights:
         """The weights as made, x being the tensor that the note is about."""
         return x if self.made is None else self.made
 
+    def written(self, x: Tensor) -> Weights:
+        """Where something may have been written to x, the tensor that the note is about: x counts, if it is a copy."""
+        shared = self.made is not None and self.made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        return self if shared else self.set_to_zero(())
+
     def set_to_zero(self, where: tuple[Part, ...]) -> Weights:
         """With zeros in some places: what is reported then, unless dropout came before."""
         return replace(self, zeroed=self.zeroed + where, made=self.made if self.dropped else None)
@@ -140,7 +145,7 @@ class Trail:
         if not isinstance(note.made, Weights):
             return None  # written to by a function that is not followed
         note.made.softmax.scores = None  # the same; the weights then are what they are now
-        return note.made
+        return note.made.written(x)
 
     def _take(self, made: Made | None, about: Tensor) -> None:
         if isinstance(made, Attention):
@@ -162,14 +167,17 @@ class Trail:
         notes[key] = _Note(weakref.ref(about, gone), version_of(about), made)
 
     def _report(self, attention: Attention) -> None:
-        softmax, weights = attention.weights.softmax, attention.weights.of(attention.left)
+        made = attention.weights
+        if attention.left.is_inference():  # these do not tell whether they were written to
+            made = made.written(attention.left)
+        softmax, weights = made.softmax, made.of(attention.left)
         if softmax.told or not has_numbers(weights):
             return
         v = Part(attention.v, tuple(attention.left.shape[:-2]))
         scores = softmax.scores
         if weights.ndim == 2 and not _is_self_attention(scores):
             return
-        call = None if scores is None else read_back(scores, attention.weights.zeroed, weights, v)
+        call = None if scores is None else read_back(scores, made.zeroed, weights, v)
         if call is None and weights.ndim == 2:
             return
         softmax.told = True
