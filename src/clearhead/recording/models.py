@@ -15,7 +15,7 @@ from clearhead._checks import describe
 from clearhead.errors import RecordingError
 from clearhead.recording.wrapping import Counted
 
-__all__ = ["check_model", "encoders", "opaque", "recomputing", "running_eagerly", "unwrapped"]
+__all__ = ["check_model", "encoders", "inside", "opaque", "recomputing", "running_eagerly", "unwrapped"]
 
 
 def check_model(model: object) -> None:
@@ -83,6 +83,13 @@ def opaque(model: nn.Module) -> list[str]:
     """Where a model has parts in which no call can be seen."""
     parts = model.named_modules()
     return [path for path, part in parts if isinstance(part, torch.jit.ScriptModule) or _is_exported(part)]
+
+
+def inside(model: nn.Module) -> nn.Module:
+    """The module that a wrapper of nnsight's, which is no module, runs; anything else as it is."""
+    wraps = any(cls.__module__.partition(".")[0] == "nnsight" for cls in type(model).__mro__)
+    module = getattr(model, "_module", None) if wraps else None
+    return module if isinstance(module, nn.Module) else model
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -17,7 +17,7 @@ from clearhead.recording.buffers import Buffer, buffers_of, filled, is_borrowed
 from clearhead.recording.calls import AnyCall
 from clearhead.recording.generating import way_of_generating
 from clearhead.recording.layers import Layer
-from clearhead.recording.models import check_model, encoders, opaque, recomputing, running_eagerly, unwrapped
+from clearhead.recording.models import check_model, encoders, inside, opaque, recomputing, running_eagerly, unwrapped
 from clearhead.recording.padding import Padding, check_padding, read_padding
 from clearhead.recording.recording import Pass, Recording, shorten
 
@@ -38,6 +38,7 @@ class Recorder:
         padding: Tensor | bool | None,
         detach: bool,
     ) -> None:
+        model = inside(model)
         check_model(model)
         check_padding(padding)
         _check_keep(keep)
