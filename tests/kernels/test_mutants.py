@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import masks, reference
-from clearhead.kernels import additive, flash, linear
+from clearhead import SoftmaxMap, masks, reference
+from clearhead.kernels import additive, flash, gradients, linear, tiles
+from clearhead.maps import reductions
 from clearhead.scores import dense_bias
 
 N = 11
@@ -30,7 +31,7 @@ def inputs() -> list[Tensor]:
 
 def same(ours: Tensor, want: Tensor, inputs: list[Tensor]) -> bool:
     """Output and gradients."""
-    got, exact = ([out, *torch.autograd.grad(out.square().sum(), inputs)] for out in (ours, want))
+    got, exact = ([out, *torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)] for out in (ours, want))
     return all(torch.allclose(a, b, rtol=1e-9, atol=1e-11) for a, b in zip(got, exact, strict=True))
 
 
@@ -66,10 +67,26 @@ def additive_is_right(module: Any) -> bool:
     return same(module.scores(q, k, score), want, [q, k, score])
 
 
+def gradients_is_right(module: Any) -> bool:
+    (q, k, x), table, module.FEW = inputs(), random(N, N).requires_grad_(), -1
+    attn = SoftmaxMap(q, k, mask=masks.causal() & ~masks.first_tokens(2), bias=table)
+    a = reference.weights(q, k, mask=SEEN, bias=table)
+    with tiles.tile_size(4, 3):
+        product = reductions.Product((2, 4), N, x, attn.like)
+        shared = reductions.Reduction(attn, [reductions.PerKey((2, 4), N, attn.like), product])
+        got = module.computed(shared)
+        for ours, want in zip(got, (a.sum(-2), a @ x.repeat_interleave(2, 1)), strict=True):
+            if not same(ours, want, [q, k, x, table] if want.ndim == 4 else [q, k, table]):
+                return False
+        once, same_once = (torch.autograd.grad(o.square().sum(), q, create_graph=True)[0] for o in (got[0], a.sum(-2)))
+        return same(once, same_once, [q, k])
+
+
 JUDGES: dict[ModuleType, Callable[[Any], bool]] = {
     flash: flash_is_right,
     linear: linear_is_right,
     additive: additive_is_right,
+    gradients: gradients_is_right,
 }
 MUTANTS = [
     (flash, "ell = shrink * ell + p.sum", "ell = ell + p.sum"),
@@ -96,6 +113,11 @@ MUTANTS = [
     (linear, "torch.exp(x.clamp(max=0))", "x.clamp(max=0) + 1"),
     (additive, "torch.tanh(q[..., :, None, :] + k[..., None, :, :])", "(q[..., :, None, :] + k[..., None, :, :])"),
     (additive, "torch.cat(parts, 2)", "torch.cat(parts[::-1], 2)"),
+    (gradients, "total[at] += gradient", "total[at] = gradient"),
+    (gradients, "grads[n][at].to(x.dtype)", "torch.ones_like(x)"),
+    (gradients, "return self._leaf(at, _wide(self._tensor))", "return self._tensor[at]"),
+    (gradients, "return self._leaf(..., self._tensor.dtype)", "return self._tensor"),
+    (gradients, "[x.view_as(x) for x in tensors]", "[x.detach().requires_grad_() for x in tensors]"),
     (additive, "fold(q, G)", "q.reshape(B, H // G, G, t, A).transpose(1, 2).reshape(B, G, -1, A)"),
 ]
 

@@ -49,15 +49,19 @@ class Recipe(Protocol):
         """What a block adds to each result of which a gradient is given."""
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled function breaks here, and keeps no tile either
 def computed(recipe: Recipe) -> tuple[Tensor, ...]:
     """The results; on the graph if a gradient may be asked of them, and then without a tile being kept."""
     tensors = list(leaves(recipe))
-    if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
-        return recipe.compute()
-    plain = torch._C._are_functorch_transforms_active() or not all(map(has_numbers, tensors))
-    if plain or prod(recipe.attn.shape) <= FEW or _depends_on_more(recipe, tensors):
-        return recipe.compute()
+    asked = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+    if not asked or prod(recipe.attn.shape) <= FEW or _transformed(tensors) or _depends_on_more(recipe, tensors):
+        return tuple(x.detach() if fixed else x for x, fixed in zip(recipe.compute(), recipe.fixed(), strict=True))
     return Recomputed.apply(recipe, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _transformed(tensors: list[Tensor]) -> bool:
+    """Whether a graph is traced or a function transformed: what is done must then be seen."""
+    return torch._C._are_functorch_transforms_active() or not all(map(has_numbers, tensors))
 
 
 def _depends_on_more(recipe: Recipe, tensors: list[Tensor]) -> bool:
@@ -94,15 +98,21 @@ def _on_the_graph(
 ) -> list[Tensor | None]:
     """The gradients as functions of the tensors."""
     again = [x.view_as(x) for x in tensors]
-    results = made_of(recipe, iter(again)).compute()
-    asked = [n for n, grad in enumerate(grads) if grad is not None]
+    found = [one for block in recipe.blocks() for one in made_of(recipe, iter(again)).again(*block, grads)]
     start = [x for x, want in zip(again, wanted, strict=True) if want]
-    got = iter(
-        torch.autograd.grad(
-            [results[n] for n in asked], start, [grads[n] for n in asked], create_graph=True, allow_unused=True
-        )
-    )
+    got = iter(_gradient(found, start, grads, create_graph=True))
     return [next(got) if want else None for want in wanted]
+
+
+def _gradient(
+    found: list[Found], start: Sequence[Tensor], grads: Sequence[Tensor | None], *, create_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """What the parts of results give to what they start from."""
+    found = [one for one in found if one[2].requires_grad]
+    if not found or not start:
+        return [None] * len(start)
+    of = [grads[n][at].to(x.dtype) for n, at, x in found]  # type: ignore[index]
+    return torch.autograd.grad([x for *_, x in found], start, of, create_graph=create_graph, allow_unused=True)
 
 
 def _summed(
@@ -126,13 +136,9 @@ def _add(
     """What a block of rows adds to the gradients."""
     parts = [Parts(x, wanted=total is not None) for x, total in zip(tensors, sums, strict=True)]
     with torch.enable_grad():
-        found = [one for one in made_of(recipe, iter(parts)).again(rows, keys, grads) if one[2].requires_grad]
+        found = list(made_of(recipe, iter(parts)).again(rows, keys, grads))
     read = [(total, at, x) for total, part in zip(sums, parts, strict=True) for at, x in part.read if x.requires_grad]
-    if not found or not read:
-        return
-    of = [grads[n][at].to(x.dtype) for n, at, x in found]
-    got = torch.autograd.grad([x for *_, x in found], [x for *_, x in read], of, allow_unused=True)
-    for (total, at, _), gradient in zip(read, got, strict=True):
+    for (total, at, _), gradient in zip(read, _gradient(found, [x for *_, x in read], grads), strict=True):
         if total is not None and gradient is not None:
             total[at] += gradient
 

@@ -317,7 +317,8 @@ class AttentionMap(ABC):
 
     def _reduce(self, *reducers: reduce.Summed) -> tuple[Tensor, ...]:
         """One pass; on the graph where gradients are asked for, and then without keeping a tile."""
-        return gradients.computed(reduce.Reduction(self, list(reducers)))
+        results: tuple[Tensor, ...] = gradients.computed(reduce.Reduction(self, list(reducers)))
+        return results
 
     def _pool(self, size: tuple[int, int], *, maximum: bool) -> Tensor:
         T, S = self.shape[-2:]
@@ -463,7 +464,8 @@ class Uniform(Derived):
 
     def tile(self, rows: slice, cols: slice) -> Tensor:
         if self._seen is None:
-            self._seen = self._attn._per_query(lambda tile: (tile.weights > 0).to(self.dtype).sum(-1))
+            with torch.no_grad():
+                self._seen = self._attn._per_query(lambda tile: (tile.weights > 0).to(self.dtype).sum(-1))
         return (self._attn.tile(rows, cols) > 0) / self._seen[..., rows, None].clamp(min=1)
 
 

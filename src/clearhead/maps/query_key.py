@@ -38,7 +38,8 @@ class QueryKeyMap(AttentionMap):
         self._b, self._h, self._t = (torch.arange(n, device=q.device) for n in self._q.shape[:3])
         self._all_queries, self._bound = True, (self._q.shape[2], self._k.shape[2])
         parts = {"q": [q], "k": [k], "mask": () if self.mask is None else self.mask.tensors(), **others}
-        self._made_from = {name: Watched(tensors) for name, tensors in parts.items()}
+        # Lists: dynamo cannot make an object again, on the other side of a graph break, that was given a generator.
+        self._made_from = {name: Watched(list(tensors)) for name, tensors in parts.items()}
         if self.mask is not None:
             B, H = self._q.shape[:2]
             self.mask.check(B, H, *self._bound)

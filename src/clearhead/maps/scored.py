@@ -60,15 +60,19 @@ class Scored(QueryKeyMap):
         return weights_of(scores, self._lse_of(rows))
 
     def _whole_rows(self, rows: slice, keys: list[slice]) -> list[Tensor]:
-        self._check_unchanged()
         if not keys:
             return []
+        weights = self._softmax(rows, self._all_scores(rows, keys))
+        widths = [cols.stop - cols.start for cols in keys]
+        if widths == [weights.shape[-1]]:
+            return [self._shown(weights)]
+        parts = torch.split(weights[..., : sum(widths)], widths, -1)
+        return [self._shown(part) for part in parts]
+
+    def _all_scores(self, rows: slice, keys: list[slice]) -> Tensor:
+        """The scores of whole rows, (B, H, t, n): of these ranges of keys, side by side, and of what nobody sees."""
         scores = [self._scores(rows, cols) for cols in keys] + self._unseen(rows)
-        if len(scores) == 1:
-            return [self._shown(self._softmax(rows, scores[0]))]
-        weights = self._softmax(rows, torch.cat(scores, -1))
-        parts = torch.split(weights, [part.shape[-1] for part in scores], -1)
-        return [self._shown(part) for part in parts[: len(keys)]]
+        return scores[0] if len(scores) == 1 else torch.cat(scores, -1)
 
     def _unseen(self, rows: slice) -> list[Tensor]:
         """Scores (B, H, t, n) that join the softmax of these rows, and whose weight nobody sees."""
@@ -94,7 +98,8 @@ class Scored(QueryKeyMap):
     def _lse_of(self, rows: slice) -> Tensor:
         """lse of some rows, (B, H, t): kept ones as they are, else from one pass over their keys."""
         if not self._keeps_lse():
-            return gradients.computed(LogSumExp(self, rows))[0]
+            (lse,) = gradients.computed(LogSumExp(self, rows))
+            return lse  # type: ignore[no-any-return]
         kept = self._kept_lse()[:, :, rows]
         if bool(kept.isnan().any()):
             kept.copy_(self._logsumexp(rows))
@@ -145,8 +150,11 @@ class LogSumExp:
 
     def again(self, rows: slice, keys: list[slice], grads: Sequence[Tensor | None]) -> Iterator[Found]:
         at = ..., slice(rows.start - self.rows.start, rows.stop - self.rows.start)
-        if grads[0] is not None and bool(grads[0][at].any()):  # one weight asks for one row of many
-            yield 0, at, self.attn._logsumexp(rows)
+        if (keys or self.attn._unseen(rows)) and grads[0] is not None and bool(grads[0][at].any()):  # often one row
+            scores = self.attn._all_scores(rows, keys)
+            nothing = (scores == -math.inf).all(-1)
+            lse = torch.logsumexp(scores.masked_fill(nothing[..., None], 0), -1)
+            yield 0, at, lse.masked_fill(nothing, -math.inf)
 
 
 def weights_of(scores: Tensor, lse: Tensor) -> Tensor:
