@@ -76,12 +76,12 @@ def _einsum(step: Step) -> Made | None:
 
 
 def _attention(weights: Weights, left: Tensor, v: Tensor | None, known: Made | None) -> Attention | None:
-    heads = known.heads if isinstance(known, Folded) else ()
+    heads = known.heads if isinstance(known, Folded) and known.at == 0 else ()
     return None if v is None or is_parameter(v) else Attention(weights, left, v, heads)
 
 
 def _scores(step: Step, q: Tensor, k: Tensor, *known: Made | None) -> Scores:
-    heads = next((made.heads for made in known if isinstance(made, Folded)), ())
+    heads = next((made.heads for made in known if isinstance(made, Folded) and made.at == 0), ())
     lead = step.shape[:-2]
     heads = lead if len(lead) == 2 else heads
     learned = any(is_parameter(x) for x in step.given.values() if isinstance(x, Tensor))
@@ -197,13 +197,27 @@ def _cast(step: Step) -> Made | None:
 
 def _view(step: Step) -> Made | None:
     made, x = step.known.get("input"), step.given.get("input")
-    if not isinstance(x, Tensor) or x.shape[-2:] != step.shape[-2:] or x.numel() != step.result.numel():
+    if not isinstance(x, Tensor) or x.numel() != step.result.numel():
         return None
+    if x.shape[-2:] != step.shape[-2:]:
+        return _split(tuple(x.shape), step.shape)
     if isinstance(made, Scores):
         return made.reshaped(step.shape)
     if isinstance(made, Weights):
         return _cast(step)
     return Folded(tuple(x.shape[:2])) if x.ndim == 4 and len(step.shape) == 3 else None
+
+
+def _split(before: tuple[int, ...], after: tuple[int, ...]) -> Folded | None:
+    """(T, B, E) as (T, B·H, D): batch and heads are one dimension, which is to be transposed to the front."""
+    if not len(before) == len(after) == 3 or before[0] != after[0] or not before[1] or after[1] % before[1]:
+        return None
+    return Folded((before[1], after[1] // before[1]), at=1)
+
+
+def _transpose(step: Step) -> Made | None:
+    made, dims = step.known.get("input"), {step.given.get("dim0"), step.given.get("dim1")}
+    return replace(made, at=0) if isinstance(made, Folded) and made.at == 1 and dims == {0, 1} else None
 
 
 def _unsqueeze(step: Step) -> Made | None:
@@ -224,9 +238,11 @@ def _never(args: tuple[Any, ...]) -> bool:
 
 
 def _may_fold(args: tuple[Any, ...]) -> bool:
-    """Whether this may make (B, H, T, D) three-dimensional: not if it says another last dimension."""
-    if not args or not isinstance(args[0], Tensor) or args[0].ndim != 4:
+    """Whether this may make (B, H, T, D) three-dimensional (not if it says another last dimension), or split it."""
+    if not args or not isinstance(args[0], Tensor) or args[0].ndim not in (3, 4):
         return False
+    if args[0].ndim == 3:
+        return len(args) == 4 or (len(args) == 2 and isinstance(args[1], (tuple, list)) and len(args[1]) == 3)
     return len(args) < 4 or not isinstance(args[-1], int) or args[-1] in (-1, args[0].shape[-1])
 
 
@@ -265,4 +281,5 @@ STEPS: dict[Callable[..., Any], How] = {
     **_everywhere(_cast, _ONE, "to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone"),
     **_everywhere(_view, _ONE, "view", "reshape", "flatten", "unflatten", "squeeze", "view_as", begins=_may_fold),
     **_everywhere(_unsqueeze, ("input", "dim"), "unsqueeze"),
+    **_everywhere(_transpose, ("input", "dim0", "dim1"), "transpose", "swapaxes", "swapdims"),
 }

@@ -29,6 +29,7 @@ class Folded:
     """q whose batch and heads were made one dimension."""
 
     heads: tuple[int, ...]  # (B, H)
+    at: int = 0  # which dimension that is
 
 
 @dataclass(eq=False)
