@@ -1,4 +1,4 @@
-"""Seam 1: transformers models, every layer and head against eager `output_attentions`, output unchanged."""
+"""Seam 1: transformers models, beside what `test_support.py` shows of every architecture."""
 
 from __future__ import annotations
 
@@ -13,49 +13,12 @@ from torch import Tensor, nn
 import clearhead.recording as recording
 from clearhead.errors import RecordingError
 
+from .architectures import ARCHITECTURES, build
+from .measuring import compare, handed_out
+
 transformers = pytest.importorskip("transformers")
 
-SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-LLAMA = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 128}
-EAGER_ONLY = ["eager"]
 FUSED = ["eager", "sdpa"]
-
-MODELS: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "llama": (lambda: transformers.LlamaConfig(**LLAMA), FUSED),
-    "mistral window": (lambda: transformers.MistralConfig(**LLAMA, sliding_window=4), FUSED),
-    "gemma2 softcap": (
-        lambda: transformers.Gemma2Config(
-            **LLAMA, head_dim=8, sliding_window=4, query_pre_attn_scalar=5, attn_logit_softcapping=2.0
-        ),
-        EAGER_ONLY,
-    ),
-    "gpt2": (
-        lambda: transformers.GPT2Config(
-            vocab_size=60, n_embd=32, n_layer=3, n_head=4, scale_attn_by_inverse_layer_idx=True
-        ),
-        FUSED,
-    ),
-    "gpt-oss sinks": (
-        lambda: transformers.GptOssConfig(
-            **LLAMA, head_dim=8, sliding_window=4, num_local_experts=2, num_experts_per_tok=1
-        ),
-        EAGER_ONLY,
-    ),
-    "bert": (lambda: transformers.BertConfig(**SMALL, intermediate_size=48), FUSED),
-    "albert": (lambda: transformers.AlbertConfig(**SMALL, embedding_size=16, intermediate_size=48), FUSED),
-}
-
-
-def build(name: str) -> nn.Module:
-    """A model with weights large enough that attention is not uniform."""
-    torch.manual_seed(0)
-    config = MODELS[name][0]()
-    encoder = config.model_type in ("bert", "albert")
-    auto = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation="eager")
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.25)
-    return model.eval()
 
 
 def padded(B: int, T: int, side: str | None) -> dict[str, Tensor]:
@@ -75,32 +38,27 @@ def run(model: nn.Module, inputs: dict[str, Tensor], implementation: str, **more
         return model(**inputs, **more)
 
 
-def compare(model: nn.Module, inputs: dict[str, Tensor], implementation: str) -> float:
-    """The largest difference of any weight from eager; the output must not differ at all."""
-    dense = run(model, inputs, "eager", output_attentions=True).attentions
-    plain = run(model, inputs, implementation)[0]
-    with recording.record(model) as rec:
-        out = run(model, inputs, implementation)[0]
-    assert torch.equal(out, plain)
-    assert model.config._attn_implementation == implementation
-    assert len(rec) == len(dense)
-    real = inputs["attention_mask"].bool()[:, None, :, None]
-    for ours, theirs in zip(rec, dense, strict=True):
-        assert ours.shape == theirs.shape
-        assert (ours.to_dense().masked_select(~real.expand(theirs.shape)) == 0).all()  # padded queries: our rule
-    return max(float((a.to_dense() - b * real).abs().max()) for a, b in zip(rec, dense, strict=True))
-
-
-@pytest.mark.parametrize("side", [None, "left", "right"])
-@pytest.mark.parametrize(("name", "implementation"), [(n, i) for n, (_, run_as) in MODELS.items() for i in run_as])
-def test_trap02_the_recorded_weights_are_eagers_and_the_output_stays(name, implementation, side):
-    assert compare(build(name), padded(2, 10, side), implementation) <= 2e-6
+def worst(model: Any, inputs: dict[str, Tensor], implementations: list[str]) -> float:
+    """The largest error of any weight under these implementations, whose outputs must not change at all."""
+    before, errors = model.config._attn_implementation, []
+    try:
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            expected = handed_out(model, inputs)
+            for implementation in implementations:
+                model.set_attn_implementation(implementation)
+                measured = compare(model, inputs, expected)
+                assert measured.difference == 0
+                errors.append(measured.error)
+        return max(errors)
+    finally:
+        model.set_attn_implementation(before)  # the model may be everybody's
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_trap19_every_precision_is_understood_and_read_in_float32_or_wider(dtype, precision):
-    model, inputs = build("gemma2 softcap").to(dtype), padded(2, 10, "left")
+    model, inputs = build("Gemma 2").to(dtype), padded(2, 10, "left")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -113,7 +71,7 @@ def test_trap19_every_precision_is_understood_and_read_in_float32_or_wider(dtype
 
 
 def test_trap20_generation_is_one_pass_per_step(monkeypatch):
-    model, inputs = build("llama"), padded(1, 5, None)
+    model, inputs = build("Llama"), padded(1, 5, None)
     model.set_attn_implementation("sdpa")
     with recording.record(model) as rec:
         tokens = model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=-1)
@@ -129,11 +87,11 @@ def test_trap20_generation_is_one_pass_per_step(monkeypatch):
 @pytest.mark.parametrize("side", ["left", pytest.param(None, marks=pytest.mark.full)])  # compiles: 10 s each
 @pytest.mark.filterwarnings("ignore")
 def test_flex_attention_is_read_from_its_block_mask(side):
-    assert compare(build("mistral window"), padded(2, 10, side), "flex_attention") <= 2e-6
+    assert worst(build("Mistral"), padded(2, 10, side), ["flex_attention"]) <= 2e-6
 
 
 def test_trap05_a_float_mask_of_zeros_and_ones_pads_too():
-    model, inputs = build("bert"), padded(2, 10, "right")
+    model, inputs = build("BERT"), padded(2, 10, "right")
     with recording.record(model) as rec:
         run(model, inputs, "sdpa")
         run(model, {**inputs, "attention_mask": inputs["attention_mask"].float()}, "sdpa")
@@ -143,7 +101,7 @@ def test_trap05_a_float_mask_of_zeros_and_ones_pads_too():
 
 
 def test_trap04_left_padding_makes_empty_rows_that_are_zero():
-    with recording.record(model := build("llama")) as rec:
+    with recording.record(model := build("Llama")) as rec:
         run(model, padded(2, 10, "left"), "sdpa")
     dense = rec[0].to_dense()
     assert (dense[0, :, :3] == 0).all()
@@ -154,7 +112,7 @@ def test_trap04_left_padding_makes_empty_rows_that_are_zero():
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")  # renamed in transformers 5.24
 def test_trap15_grouped_heads_arrive_unexpanded_even_for_one_query():
-    model, inputs = build("llama"), padded(2, 10, "left")
+    model, inputs = build("Llama"), padded(2, 10, "left")
     model.set_attn_implementation("sdpa")
     with torch.no_grad():
         cache = model(**{n: x[:, :9] for n, x in inputs.items()}).past_key_values
@@ -172,7 +130,7 @@ def test_trap15_grouped_heads_arrive_unexpanded_even_for_one_query():
 
 
 def test_trap16_windows_alternate_and_count_the_query():
-    with recording.record(model := build("gemma2 softcap")) as rec:
+    with recording.record(model := build("Gemma 2")) as rec:
         run(model, padded(1, 10, None), "eager")
     counts = [(attn.to_dense()[0, 0] > 0).sum(-1).tolist() for attn in rec]
     assert counts[0] == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]
@@ -180,14 +138,14 @@ def test_trap16_windows_alternate_and_count_the_query():
 
 
 def test_trap17_learned_sinks_take_weight_and_the_map_says_so():
-    with recording.record(model := build("gpt-oss sinks")) as rec:
+    with recording.record(model := build("GPT-OSS")) as rec:
         run(model, padded(1, 10, None), "eager")
     assert (rec[0].to_dense().sum(-1) < 1).all()
     assert "sum to less than 1" in repr(rec[0])
 
 
 def test_one_module_called_many_times_is_many_layers():
-    with recording.record(model := build("albert")) as rec:
+    with recording.record(model := build("ALBERT")) as rec:
         run(model, padded(1, 10, None), "sdpa")
     assert rec.layers == [0, 1, 2]
     path = rec.paths[0]
@@ -197,52 +155,27 @@ def test_one_module_called_many_times_is_many_layers():
         rec[path]
 
 
-def test_trap18_an_encoder_decoders_cross_attention_has_its_own_padding():
-    torch.manual_seed(0)
-    model = transformers.BartForConditionalGeneration._from_config(
-        transformers.BartConfig(
-            vocab_size=60,
-            d_model=32,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=32,
-            decoder_ffn_dim=32,
-            max_position_embeddings=64,
-        ),
-        attn_implementation="eager",
-    ).eval()
-    source, target = padded(2, 10, "right"), padded(2, 10, "left")  # equal lengths: the sides can be confused
-    inputs = source | {
-        "decoder_input_ids": target["input_ids"],
-        "decoder_attention_mask": target["attention_mask"],
-    }
-    theirs = run(model, inputs, "eager", output_attentions=True)
-    with recording.record(model) as rec:
-        run(model, inputs, "sdpa")
-    src, tgt = (x["attention_mask"].bool()[:, None, :, None] for x in (source, target))
-    expected = [
-        theirs.encoder_attentions[0] * src,
-        theirs.decoder_attentions[0] * tgt,
-        theirs.cross_attentions[0] * tgt,
-    ]
-    for ours, dense in zip(rec, expected, strict=True):
-        assert (ours.to_dense() - dense).abs().max() <= 1e-6
+@pytest.mark.parametrize("name", ["BART", "T5", "Whisper"])
+@pytest.mark.parametrize("implementation", FUSED)
+def test_trap18_padded_targets_attend_to_no_source_either_if_it_is_whole(name, implementation):
+    model, given = build(name, implementation), ARCHITECTURES[name].inputs(False)
+    given["decoder_attention_mask"][0, :3] = given["decoder_attention_mask"][1, 7:] = 0
+    with torch.no_grad(), recording.record(model) as rec:
+        model(**given)
+    real = given["decoder_attention_mask"][:, None].float()
+    for attn in rec.cross:
+        assert (attn.to_dense().sum(-1) - real).abs().max() <= 1e-6
 
 
-def test_trap17_a_position_bias_is_part_of_the_scores():
-    torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
-    model = transformers.T5EncoderModel._from_config(config, attn_implementation="eager").eval()
-    assert compare(model, padded(2, 10, "right"), "sdpa") <= 1e-6
-    with recording.record(model) as rec:
-        run(model, padded(2, 10, None), "sdpa")
-    assert rec[0].scale == 1.0
+def test_trap17_t5_has_its_position_bias_and_no_scale():
+    with recording.record(model := build("T5")) as rec:
+        model(**ARCHITECTURES["T5"].inputs(False))
+    assert rec.encoder[0].bias is not None
+    assert rec.encoder[0].scale == 1.0
 
 
 def test_training_with_the_graph_kept_reaches_the_weights():
-    model, inputs = build("llama"), padded(2, 10, None)
+    model, inputs = build("Llama"), padded(2, 10, None)
     model.set_attn_implementation("sdpa")
     with recording.record(model, detach=False) as rec:
         model(**inputs)
@@ -251,8 +184,9 @@ def test_training_with_the_graph_kept_reaches_the_weights():
 
 
 def test_dropout_in_training_is_not_in_the_weights():
-    config = transformers.LlamaConfig(**LLAMA, attention_dropout=0.5)
-    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager").train()
+    model = build("Llama").train()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
     with recording.record(model) as rec:
         model(**padded(2, 10, None))
     assert model.training
@@ -281,7 +215,7 @@ def test_an_implementation_of_the_users_own_is_checked_against_its_output(regist
     def wrapper(*args, **kwargs):
         return sdpa_attention_forward(*args, **kwargs)
 
-    model, inputs = build("llama"), padded(2, 10, None)
+    model, inputs = build("Llama"), padded(2, 10, None)
     dense = run(model, inputs, "eager", output_attentions=True).attentions
     with recording.record(model) as rec:
         run(model, inputs, registered(wrapper))  # no mask function is registered: causal by is_causal alone
@@ -294,7 +228,7 @@ def test_an_implementation_that_computes_something_else_is_an_error(registered):
     def sharper(module, query, key, value, attention_mask, scaling=None, **kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=3 * scaling, **kwargs)
 
-    model, inputs = build("llama"), padded(2, 10, None)
+    model, inputs = build("Llama"), padded(2, 10, None)
     with pytest.raises(RecordingError, match="its output is not softmax"), recording.record(model):
         run(model, inputs, registered(sharper))
 
@@ -304,7 +238,7 @@ def test_a_call_under_somebody_elses_function_mode_is_seen_once(implementation):
     class OnDevice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = build("llama")
+            self.model = build("Llama")
 
         def forward(self, **inputs: Tensor) -> Any:
             with torch.device("cpu"):  # a function mode above ours
@@ -318,7 +252,7 @@ def test_a_call_under_somebody_elses_function_mode_is_seen_once(implementation):
 
 
 def test_a_function_that_calls_one_it_was_given_earlier_is_seen_once(registered):
-    model, given = build("llama"), []
+    model, given = build("Llama"), []
     interface = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
 
     def keeps(*args, **kwargs):
@@ -340,7 +274,7 @@ def test_a_subclass_of_the_interface_that_overrides_the_method_is_seen_once(monk
 
     monkeypatch.setattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS", Interface())
     own = Interface.get_interface
-    with recording.record(model := build("llama")) as rec:
+    with recording.record(model := build("Llama")) as rec:
         run(model, padded(1, 10, None), "sdpa")
     assert rec.layers == [0, 1, 2]
     assert Interface.get_interface is own
@@ -362,21 +296,11 @@ TEXT = (
 )
 
 
-def worst(model: nn.Module, inputs: dict[str, Tensor], implementations: list[str] = FUSED) -> dict[str, float]:
-    """The largest error of any weight of a real query, per implementation; also asserts equal outputs."""
-    before = model.config._attn_implementation
-    try:
-        return {implementation: compare(model, inputs, implementation) for implementation in implementations}
-    finally:
-        model.set_attn_implementation(before)  # the model is everybody's
-
-
 @pytest.mark.parametrize("tokens", [90, pytest.param(512, marks=pytest.mark.full)])
 def test_trap01_smollm2_every_layer_and_head(smollm2, tokens):
     model, tokenizer = smollm2
     ids = tokenizer(TEXT * 8, return_tensors="pt").input_ids[:, :tokens]
-    errors = worst(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    assert max(errors.values()) <= 1e-5
+    assert worst(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, FUSED) <= 1e-5
 
 
 def test_trap05_smollm2_in_a_left_padded_batch(smollm2):
@@ -384,16 +308,14 @@ def test_trap05_smollm2_in_a_left_padded_batch(smollm2):
     ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :48].repeat(2, 1)
     mask = torch.ones_like(ids)
     mask[0, :17] = 0
-    errors = worst(model, {"input_ids": ids, "attention_mask": mask})
-    assert max(errors.values()) <= 1e-5
+    assert worst(model, {"input_ids": ids, "attention_mask": mask}, FUSED) <= 1e-5
 
 
 def test_trap05_minilm_in_a_padded_batch(minilm):
     model, tokenizer = minilm
     inputs = dict(tokenizer(["The dog chased the cat", TEXT], padding=True, return_tensors="pt"))
     assert int(inputs["attention_mask"][0].sum()) == 7
-    errors = worst(model, inputs)
-    assert max(errors.values()) <= 1e-5
+    assert worst(model, inputs, FUSED) <= 1e-5
 
 
 @pytest.mark.full
@@ -402,4 +324,4 @@ def test_flex_attention_on_smollm2(smollm2):
     model, tokenizer = smollm2
     ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :90]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    assert worst(model, inputs, ["flex_attention"])["flex_attention"] <= 1e-5
+    assert worst(model, inputs, ["flex_attention"]) <= 1e-5

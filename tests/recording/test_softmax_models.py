@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clearhead
-from clearhead import DenseMap, SoftmaxMap
+from clearhead import SoftmaxMap
 from clearhead.recording import record
+
+from .architectures import build
 
 B, T = 2, 7
 PADDED = torch.arange(T).expand(B, T) >= torch.tensor([[T], [4]])  # (B, T), the last keys of the second entry
@@ -116,6 +116,42 @@ def test_trap05_a_bert_from_scratch_with_padding(side):
         assert (attn.to_dense() - weights * real[:, None, :, None]).abs().max() <= 1e-6
 
 
+class FairseqAttention(nn.Module):
+    """Sequences first, batch and heads as one dimension, as fairseq and old PyTorch write it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def split(self, x: Tensor, B: int) -> Tensor:
+        return x.contiguous().view(-1, B * self.heads, x.shape[-1] // self.heads).transpose(0, 1)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        S, B, E = x.shape
+        q, k, v = (
+            self.split(self.q(x) * (E // self.heads) ** -0.5, B),
+            self.split(self.k(x), B),
+            self.split(self.v(x), B),
+        )
+        hidden = (attention_mask == 0).repeat_interleave(self.heads, 0)[:, None]
+        weights = F.softmax(torch.bmm(q, k.transpose(1, 2)).masked_fill(hidden, -torch.inf), dim=-1)
+        return self.out(torch.bmm(weights, v).transpose(0, 1).contiguous().view(S, B, E))
+
+
+def test_trap14_batch_and_heads_in_one_dimension_are_told_apart():
+    torch.manual_seed(0)
+    model, x, real = FairseqAttention(32, 4).eval(), torch.randn(T, B, 32), ~PADDED
+    plain = model(x, real.long())
+    with record(model) as recording:
+        out = model(x, real.long())
+    q, k = (each(x).unflatten(-1, (4, 8)).permute(1, 2, 0, 3).double() for each in (model.q, model.k))
+    expected = (q @ k.mT / 8**0.5).masked_fill(~real[:, None, None], -torch.inf).softmax(-1) * real[:, None, :, None]
+    assert torch.equal(out, plain)
+    assert recording[0].shape == (B, 4, T, T)
+    assert (recording[0].to_dense() - expected).abs().max() <= 1e-6
+
+
 # --- the ladder -----------------------------------------------------------------------------------
 
 
@@ -149,71 +185,20 @@ def test_the_ladders_layers_are_seen_inside_a_model(rung):
     assert all(isinstance(attn, SoftmaxMap) and attn.bias is None for attn in recording)
 
 
-# --- models of transformers that have attention functions of their own ----------------------------
-
-
-SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-FAMILIES: dict[str, tuple[str, dict[str, Any], type]] = {
-    "bloom": ("Bloom", {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}, SoftmaxMap),
-    "mpt": ("Mpt", {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 16}, SoftmaxMap),
-    "deberta": (
-        "DebertaV2",
-        {**SMALL, "intermediate_size": 32, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
-        DenseMap,
-    ),
-    "xglm": (
-        "XGLM",
-        {"vocab_size": 50, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32},
-        SoftmaxMap,
-    ),
-    "xlnet": ("XLNet", {"vocab_size": 50, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 32}, DenseMap),
-    "mpnet": ("MPNet", {**SMALL, "intermediate_size": 32}, DenseMap),
-    "megatron": ("MegatronBert", {**SMALL, "intermediate_size": 32}, SoftmaxMap),
-    "falcon": ("Falcon", {**SMALL, "attn_implementation": "eager"}, SoftmaxMap),
-}
-
-
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_models_with_a_softmax_of_their_own_match_their_weights(family, side):
-    transformers = pytest.importorskip("transformers")
-    name, config, kind = FAMILIES[family]
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config)).eval()
-    real = {"none": ~PADDED | True, "right": ~PADDED, "left": ~PADDED.flip(1)}[side]
-    given = {"input_ids": torch.randint(3, 50, (B, T)), "attention_mask": real.long()}
-    with torch.no_grad():
-        plain = model(**given)
-        with record(model) as recording:
-            out = model(**given)
-        theirs = model(**given, output_attentions=True).attentions
-    assert torch.equal(out[0], plain[0])
-    assert len(recording) == len(theirs) == 2
-    for attn, weights in zip(recording, theirs, strict=True):
-        assert isinstance(attn, kind)
-        off = (attn.to_dense() - weights).abs() * real[:, None, :, None]
-        assert off.max() <= 1e-6
-        assert (attn.to_dense()[(~real)[:, None].expand(B, 4, T)] == 0).all()
+# --- models of transformers: beside what `test_support.py` shows of every architecture ----------------------
 
 
 def test_trap_a_mixture_of_experts_has_its_attention_and_no_router():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.MixtralConfig(
-        **SMALL, num_key_value_heads=2, intermediate_size=32, num_local_experts=4, attn_implementation="sdpa"
-    )
-    model = transformers.MixtralModel(config).eval()
+    pytest.importorskip("transformers")
+    model = build("Mixtral", "sdpa")
     with torch.no_grad(), record(model) as recording:
         model(input_ids=torch.randint(3, 50, (B, T)))
-    assert recording.paths == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert recording.paths == [f"model.layers.{n}.self_attn" for n in range(3)]
 
 
 def test_trap20_generation_with_alibi_is_one_map_a_layer():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.BloomConfig(**FAMILIES["bloom"][1], bos_token_id=1, eos_token_id=2)
-    model = transformers.BloomForCausalLM(config).eval()
+    pytest.importorskip("transformers")
+    model = build("Bloom")
     real = ~PADDED.flip(1)
     given = {"input_ids": torch.randint(3, 50, (B, T)), "attention_mask": real.long()}
     with torch.no_grad():
