@@ -377,6 +377,36 @@ def test_weights_that_are_written_to_before_they_are_used_are_those_that_were_us
     assert (attn.to_dense() - head_taken_out(dense(Q @ K.mT))).abs().max() <= 1e-6
 
 
+GATE = torch.tensor([1.0, 0.0, 0.5]).view(H, 1, 1)
+
+
+def hidden_after_the_softmax(weights: Tensor) -> Tensor:
+    """As a first lesson does it: zeros above the diagonal, then rows that sum to 1 again."""
+    weights = weights * ~LATER
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def gated(weights: Tensor) -> Tensor:
+    weights *= GATE
+    return weights
+
+
+@pytest.mark.parametrize("change", [hidden_after_the_softmax, gated, lambda w: w - w.mean(), lambda w: 0.25 + w])
+def test_weights_that_were_changed_before_they_are_used_are_those_that_were_used(change):
+    (attn,) = recorded(lambda q, k, v: change((q @ k.mT).softmax(-1)) @ v, Q, K, V)
+    assert isinstance(attn, DenseMap)
+    assert torch.equal(attn.to_dense(), change(dense(Q @ K.mT)))
+
+
+def test_trap08_weights_that_are_changed_after_dropout_are_those_before_it():
+    def with_drop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return (F.dropout((q @ k.mT).softmax(-1)) * GATE) @ v
+
+    (attn,) = recorded(with_drop, Q, K, V)
+    assert (attn.to_dense() - dense(Q @ K.mT)).abs().max() <= 1e-6
+
+
 def test_additive_attention_is_seen_by_its_weights():
     def bahdanau(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = (q[:, :, None] + k[:, None]).tanh().sum(-1)

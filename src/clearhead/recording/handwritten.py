@@ -32,6 +32,8 @@ from clearhead.recording.trail import Attention, Folded, How, Made, Softmax, Ste
 
 __all__ = ["STEPS"]
 
+_ONE, _TWO = ("input",), ("input", "other")
+
 # --- one reader per kind of function ------------------------------------------------------------------------
 
 
@@ -110,6 +112,15 @@ def _mul(step: Step) -> Made | None:
             return step.known[name]
         if scores is not None:
             return scores.scaled(number(factor))
+    return _altered(step)
+
+
+def _altered(step: Step) -> Weights | None:
+    """Weights that were multiplied, divided or moved before they are used: what is used counts, but for dropout."""
+    for name in _TWO:
+        made, x = step.known.get(name), step.given.get(name)
+        if isinstance(made, Weights) and isinstance(x, Tensor) and x.shape == step.shape:
+            return made.set_to_zero(())
     return None
 
 
@@ -118,19 +129,19 @@ def _div(step: Step) -> Made | None:
     made, scores = step.known.get("input"), _of(step, "input")
     if isinstance(made, Folded) and divisor:
         return made
-    return scores.scaled(1 / divisor) if scores is not None and divisor else None
+    return scores.scaled(1 / divisor) if scores is not None and divisor else _altered(step)
 
 
 def _add(step: Step) -> Made | None:
     alpha, left, right = step.given.get("alpha", 1), _of(step, "input"), _of(step, "other")
     if left is not None:
         return left.plus(step.given.get("other"), alpha)
-    return right.plus(step.given.get("input")) if right is not None and alpha == 1 else None
+    return right.plus(step.given.get("input")) if right is not None and alpha == 1 else _altered(step)
 
 
 def _sub(step: Step) -> Made | None:
     scores = _of(step, "input")
-    return None if scores is None else scores.plus(step.given.get("other"), -step.given.get("alpha", 1))
+    return _altered(step) if scores is None else scores.plus(step.given.get("other"), -step.given.get("alpha", 1))
 
 
 def _tanh(step: Step) -> Made | None:
@@ -257,8 +268,6 @@ def _everywhere(
     found = (getattr(owner, name, None) for owner in owners for name in functions)
     return {function: How(read, names, begins) for function in found if callable(function)}
 
-
-_ONE, _TWO = ("input",), ("input", "other")
 
 STEPS: dict[Callable[..., Any], How] = {
     **_everywhere(_matmul, _TWO, "matmul", "__matmul__", "bmm", begins=_always),
