@@ -7,7 +7,6 @@ import copy
 import gc
 import pickle
 import threading
-import warnings
 import weakref
 from typing import Any
 
@@ -311,86 +310,6 @@ def test_an_overwritten_mask_raises_too(attend):
         recording[0]
 
 
-# --- compiled, scripted, exported -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["torch.compile", "module.compile", "a compiled part"])
-def test_a_compiled_model_runs_eagerly_in_the_block_and_it_is_said(nano, ids, how):
-    plain = nano(ids)
-    compiled = nano
-    if how == "torch.compile":
-        compiled = torch.compile(nano, backend="eager")
-    elif how == "module.compile":
-        nano.compile(backend="eager")
-    else:
-        nano.h[1].compile(backend="eager")
-    with pytest.warns(UserWarning, match="runs uncompiled inside this block"), record(compiled) as recording:
-        out = compiled(ids)
-    assert torch.equal(out, plain)
-    assert recording.paths == ["h.0.attn", "h.1.attn", "h.2.attn"]
-    assert stance() == "default"
-
-
-def stance() -> str:
-    from torch._dynamo import eval_frame
-
-    return eval_frame._stance.stance
-
-
-@pytest.mark.filterwarnings("ignore:record.*runs uncompiled")
-def test_overlapping_blocks_of_compiled_models_restore_the_stance_when_the_last_one_closes(make_nano, ids):
-    models = [torch.compile(make_nano(layers=1).eval(), backend="eager") for _ in range(2)]
-    a, b = (record(model) for model in models)
-    a.__enter__()
-    second = b.__enter__()
-    models[0](ids)
-    a.__exit__(None, None, None)
-    assert stance() == "force_eager"
-    models[1](ids)
-    b.__exit__(None, None, None)
-    assert stance() == "default"
-    assert len(second) == 1
-
-
-def test_the_warning_of_a_compiled_model_names_the_users_line(nano, ids):
-    nano.compile(backend="eager")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with record(nano):
-            nano(ids)
-    assert [(one.filename, "uncompiled" in str(one.message)) for one in caught] == [(__file__, True)]
-
-
-def test_a_compiled_function_inside_a_plain_model_is_seen(attend):
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = attend
-            self.double = torch.compile(lambda x: self.inner(x, x, x) * 2, backend="eager")
-            self.bare = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x) * 2, backend="eager")
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.bare(self.double(x))
-
-    model, x = Mixed(), torch.randn(1, 2, 5, 4)
-    plain = model(x)
-    with record(model) as recording:
-        out = model(x)
-    assert torch.equal(out, plain)
-    assert recording.paths == ["inner", ""]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_scripted_and_exported_models_say_why_not():
-    linear, x = nn.Linear(2, 2), torch.randn(1, 2)
-    with pytest.raises(RecordingError, match=r"TorchScript.*Record the nn\.Module that it was made from"):
-        record(torch.jit.trace(linear, x))
-    program = torch.export.export(linear, (x,))
-    for exported in (program, program.module()):
-        with pytest.raises(RecordingError, match=r"exported program.*Record the nn\.Module"):
-            record(exported)
-
-
 # --- messages -------------------------------------------------------------------------------------
 
 
@@ -476,12 +395,6 @@ def test_layers_are_numbers_from_zero(nano, layers):
 def test_padding_is_a_mask_or_false(nano, padding):
     with pytest.raises(ShapeError, match=r"record\(padding=.*expected the tokenizer's attention_mask"):
         record(nano, padding=padding)
-
-
-@pytest.mark.parametrize("model", [None, "gpt2", lambda x: x])
-def test_what_is_no_module_is_refused(model):
-    with pytest.raises(RecordingError, match=r"expected the torch\.nn\.Module that is called in the block"):
-        record(model)
 
 
 def test_a_recorder_is_for_one_block(nano, ids):

@@ -61,13 +61,13 @@ def _instead(model: object) -> str:
 
 def _check_quantised(model: nn.Module) -> None:
     """Raise RecordingError for PyTorch's quantised nn.MultiheadAttention; other layers may be quantised."""
-    quantised = getattr(sys.modules.get("torch.ao.nn.quantizable"), "MultiheadAttention", ())
+    quantised = getattr(sys.modules.get("torch.ao.nn.quantized"), "MultiheadAttention", ())
     path = next((path for path, module in model.named_modules() if isinstance(module, quantised)), None)
     if path is not None:
         raise RecordingError(
             f"record({type(model).__name__}): {path or 'it'!r} is torch.ao's quantised nn.MultiheadAttention, whose"
-            " layout of heads is not known. Record the model that it was made from; one of which the Linear layers"
-            " alone are quantised can be recorded."
+            " layout of heads is not known. Record the model that it was made from, before torch.ao converted it; one"
+            " of which the Linear layers alone are quantised can be recorded."
         )
 
 
@@ -80,9 +80,13 @@ def _is_exported(model: object) -> bool:
 
 
 def opaque(model: nn.Module) -> list[str]:
-    """Where a model has parts in which no call can be seen."""
-    parts = model.named_modules()
-    return [path for path, part in parts if isinstance(part, torch.jit.ScriptModule) or _is_exported(part)]
+    """Where a model has parts in which no call can be seen, the outermost."""
+    found: list[str] = []
+    for path, part in model.named_modules():
+        within = found and path.startswith(f"{found[-1]}.")
+        if not within and (isinstance(part, torch.jit.ScriptModule) or _is_exported(part)):
+            found.append(path)
+    return found
 
 
 def inside(model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from clearhead.recording.generating import way_of_generating
 from clearhead.recording.layers import Layer
 from clearhead.recording.models import check_model, encoders, inside, opaque, recomputing, running_eagerly, unwrapped
 from clearhead.recording.padding import Padding, check_padding, read_padding
-from clearhead.recording.recording import Pass, Recording, shorten
+from clearhead.recording.recording import Pass, Recording, shorten, some
 
 __all__ = ["Keep", "Recorder"]
 
@@ -205,7 +205,7 @@ class Recorder:
 
     def _nothing_seen(self) -> str:
         foreign = f" (here: {_list(self._foreign)} made attention calls)" if self._foreign else ""
-        parts = f" (here: {', '.join(map(repr, self._opaque))})" if self._opaque else ""
+        parts = f" (here: {some(self._opaque)})" if self._opaque else ""
         return (
             f"record({self._name}): the model ran, but no attention call was seen. Likely causes:\n"
             "  (a) it computes attention by hand, and not as softmax(scores) @ v: seen is PyTorch's softmax over the"

@@ -83,7 +83,7 @@ class _Maps(Sequence[AttentionMap]):
         if not found:
             raise RecordingError(
                 f"recording.{side}: there is no such layer here. It is for encoder-decoder models, whose modules'"
-                f" paths say encoder or decoder; the paths here: {_some(paths)}. All layers: recording[0] …"
+                f" paths say encoder or decoder; the paths here: {some(paths)}. All layers: recording[0] …"
             )
         return Group(found)
 
@@ -342,7 +342,7 @@ def _of(kept: list[Kept], path: str) -> list[Kept]:
         paths = list(dict.fromkeys(layer.path for layer in kept))
         near = difflib.get_close_matches(path, paths, n=3, cutoff=0.4) or paths
         raise RecordingError(
-            f"recording[{path!r}]: no attention call of that module. Near: {_some(near)}; recording.paths lists all."
+            f"recording[{path!r}]: no attention call of that module. Near: {some(near)}; recording.paths lists all."
         )
     return found
 
@@ -357,7 +357,8 @@ def _only(kept: list[Kept], path: str) -> Kept:
     return found[0]
 
 
-def _some(paths: list[str]) -> str:
+def some(paths: list[str]) -> str:
+    """The first few paths for a message."""
     return ", ".join(map(repr, list(dict.fromkeys(paths))[:3])) or "none"
 
 
