@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, func, nn
 
-from clearhead import SoftmaxMap, masks, reference, scores
+from clearhead import SoftmaxMap, masks, record, reference, scores
 from clearhead.kernels import gradients, tiles
 from clearhead.maps import AttentionMap, LinearMap
 from clearhead.nn import Attention
@@ -372,17 +372,45 @@ def test_an_entropy_penalty_on_a_layer_of_4096_tokens_trains() -> None:
     layer, x = Attention(16, 16, 4096, num_heads=4, num_kv_heads=2, is_causal=True), torch.randn(1, 4096, 16)
     optimiser, losses = torch.optim.Adam(layer.parameters(), lr=0.05), []
     with Allocations() as allocations:
-        for _ in range(3):
+        for _ in range(2):
             _, attn = layer.attend(x)
             loss = attn.entropy().mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             losses.append(loss.item())
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.98 * losses[0]
+    assert losses[1] < 0.99 * losses[0]
     assert allocations.largest <= TILE < 4096 * 4096  # a byte for each pair of one head
     assert allocations.peak <= 8 * TILE < 4 * 4096 * 4096 * 4
+
+
+def _penalty(model: nn.Module, ids: Tensor) -> Tensor:
+    with record(model, detach=False) as recording:
+        model(ids)
+    return torch.stack([attn.entropy().mean() for attn in recording]).sum()
+
+
+def test_an_entropy_penalty_trains_a_recorded_model(recomputed: None) -> None:
+    """GPT-2 of the transformers library; its own eager weights have the same gradients."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=4, n_positions=32, **ends)
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="eager").double().eval()
+    ids, parameters = torch.randint(60, (2, 20)), [*model.transformer.h[0].parameters()]
+    eager = torch.stack([entropy(a).mean() for a in model(ids, output_attentions=True).attentions]).sum()
+    want = torch.autograd.grad(eager, parameters)
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(torch.autograd.grad(_penalty(model, ids), parameters), want, rtol=1e-9, atol=1e-14)
+    optimiser, losses = torch.optim.Adam(model.parameters(), lr=0.05), []
+    for _ in range(3):
+        loss = _penalty(model, ids)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.99 * losses[0]
 
 
 def test_one_weights_gradient_computes_the_rows_of_one_block_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,9 +503,10 @@ def test_a_compiled_step_breaks_the_graph_and_keeps_no_tile(recomputed: None) ->
 
     q, k = (random(1, 2, 100, 4).requires_grad_() for _ in range(2))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = torch.compile(_loss, backend="aot_eager")(q, k)
-    assert max(held) < 100 * 100
-    torch.testing.assert_close(torch.autograd.grad(loss, (q, k)), torch.autograd.grad(_dense_loss(q, k), (q, k)))
+        loss = torch.compile(lambda q, k: SoftmaxMap(2 * q, k).entropy().sum(), backend="aot_eager")(q, k)
+    assert 0 < max(held) < 100 * 100
+    want = entropy(reference.weights(2 * q, k)).sum()
+    torch.testing.assert_close(torch.autograd.grad(loss, (q, k)), torch.autograd.grad(want, (q, k)))
 
 
 def test_a_hook_on_the_queries_runs_once(recomputed: None) -> None:

@@ -90,10 +90,20 @@ def row_blocks(source: Source, rows: slice) -> Iterator[tuple[slice, list[slice]
 
 
 def whole_rows(source: Source, rows: slice) -> Iterator[tuple[slice, list[slice]]]:
-    """The rows in blocks, each with all keys that it may see: as few ranges as there are."""
-    height, _ = _forced.get() or _sizes(prod(source.shape[:-2]), source.shape[-1])
-    for part in split(rows, height):
-        yield part, visible_runs(source, part, slice(0, source.shape[-1]))
+    """The rows in blocks, each with all keys that it may see, as few ranges as there are; fewer rows, the more keys.
+
+    At least 16 rows, so a block may be larger than a tile: 16 · heads · S weights.
+    """
+    heads, stop = max(1, prod(source.shape[:-2])), rows.start
+    while stop < rows.stop:
+        block = slice(stop, min(stop + (_forced.get() or (ROWS,))[0], rows.stop))
+        keys = visible_runs(source, block, slice(0, source.shape[-1]))
+        height = max(16, TILE_ELEMENTS // max(1, heads * sum(run.stop - run.start for run in keys)))
+        if block.stop - block.start > height:
+            block = slice(block.start, block.start + height)
+            keys = visible_runs(source, block, slice(0, source.shape[-1]))
+        yield block, keys
+        stop = block.stop
 
 
 def visible_runs(source: Bounded, rows: slice, cols: slice) -> list[slice]:

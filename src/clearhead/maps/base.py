@@ -33,8 +33,9 @@ FEW_KEYS = 64  # up to here, gathering each (query, key) pair is cheaper than a 
 class AttentionMap(ABC):
     """The attention matrix as a lazy operator of shape (…, T, S), usually (B, H, T, S).
 
-    Nothing is computed until it is asked for, and nothing but `to_dense()` makes a (…, T, S) tensor. Where gradients
-    of q or k are asked for, though, PyTorch keeps the tiles for its backward pass. Indices:
+    Nothing is computed until it is asked for, and nothing but `to_dense()` makes a (…, T, S) tensor, not even a
+    backward pass: what is read can be differentiated, maxima excepted, and then its tiles are computed a second time
+    (where `create_graph=True` or `torch.func` differentiate them, they are kept). Indices:
 
     - `attn[0, 3]`: an integer drops a dimension; slices and lists of batches, heads or queries stay lazy;
     - `attn[0, 3, 17]`, `attn[..., 5]`: an integer query or key index reads weights, a tensor;
@@ -295,7 +296,7 @@ class AttentionMap(ABC):
     def statistics(self) -> Statistics:
         """Entropy, distance, weight on the first key and on itself, peak, and received attention, in one pass.
 
-        Differentiable, the two peaks excepted.
+        Differentiable, in one more; the two peaks are not.
         """
         lead, (T, S), like = self.shape[:-2], self.shape[-2:], self.like
         measures = (reduce.entropy, reduce.distance(self.positions), reduce.to_first, reduce.to_self(self.positions))

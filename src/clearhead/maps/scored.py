@@ -40,7 +40,10 @@ class Scored(QueryKeyMap):
 
     @property
     def lse(self) -> Tensor:
-        """ln Σ_s exp(score), natural log, (…, T); -inf for a query that may attend to nothing. Computed once."""
+        """ln Σ_s exp(score), natural log, (…, T); -inf for a query that may attend to nothing. Computed once.
+
+        Differentiable.
+        """
         lse = self._lse_of(slice(0, self.shape[-2]))
         return self._shown(lse).clone()  # the caller's own: the kept one is shared
 

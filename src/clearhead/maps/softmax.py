@@ -38,6 +38,9 @@ class SoftmaxMap(Scored):
     Weights and statistics are float32, or float64 for float64 inputs. The first pass over a row computes its lse, which
     is kept. Cost of a full pass: O(T·S·D) time over the mask's non-empty blocks, O(T + S) memory.
 
+    Differentiable in q, k, and the tensors of bias and sinks. A backward pass takes three products of a full pass, and
+    memory for a block of rows, at least 16 · H · S weights; the gradient of a dense bias is as large as the bias.
+
     >>> q = k = torch.eye(3)
     >>> SoftmaxMap(q, k, scale=1.0)[0]
     tensor([0.5761, 0.2119, 0.2119])
