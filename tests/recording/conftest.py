@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -98,5 +99,17 @@ def touched() -> Callable[[], list[Any]]:
             held.append(getattr(modeling.PreTrainedModel, "get_compiled_call", None))
         settings = [torch._C._len_torch_function_stack(), torch.is_grad_enabled(), torch.get_default_dtype()]
         return [*held, *settings, torch.get_rng_state().tolist()]
+
+    return look
+
+
+@pytest.fixture
+def alive() -> Callable[[], dict[int, int]]:
+    """Bytes of every storage that a Python object holds, by address."""
+
+    def look() -> dict[int, int]:
+        gc.collect()
+        tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and not x.is_nested]
+        return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
 
     return look

@@ -18,6 +18,8 @@ from clearhead.errors import RecordingError
 from clearhead.maps import SoftmaxMap
 from clearhead.maps.composed import Stitched
 from clearhead.recording import record
+from clearhead.recording.buffers import filled, is_borrowed
+from clearhead.recording.calls import Call
 from clearhead.testing.memory import Allocations
 
 from .generated import CACHES, NEW, both_sides, build, generated, prompt, whole, worst
@@ -207,6 +209,31 @@ def test_trap18_pytorchs_own_decoder_layers_are_grouped_too():
     assert [attn.shape[-2:] for attn in recording.cross] == [(5, 7)] * 2
 
 
+# --- caches in one buffer --------------------------------------------------------------------------
+
+
+class Slots:
+    """A layer of a static cache; offloaded, its keys lie on another device by the time of the call."""
+
+    max_cache_len = 9
+
+    def __init__(self, keys: Tensor, length: int) -> None:
+        self.keys, self.length = keys, length
+
+    def get_seq_length(self) -> Tensor:
+        return torch.tensor(self.length)
+
+
+def test_trap20_unfilled_slots_of_an_offloaded_cache_are_no_keys():
+    k = torch.randn(2, 3, 9, 4)
+    call = Call(torch.randn(2, 3, 1, 4), k, k, 0.5, masks=((torch.arange(9) < 6)[None, None, None],))
+    others = [Slots(k.new_empty(2, 3, 9, 8, device="meta"), 4), Slots(k.clone(), 2)]
+    for buffer in (Slots(k, 6), Slots(k.new_empty(k.shape, device="meta"), 6)):
+        assert filled(call, [*others, buffer]).shape == (2, 3, 1, 6)
+        assert is_borrowed(call, [*others, buffer])
+    assert filled(call, others).shape == (2, 3, 1, 9)
+
+
 # --- memory ----------------------------------------------------------------------------------------
 
 
@@ -221,6 +248,21 @@ def test_trap10_a_text_costs_its_queries_and_keys_once(name, groups, cache):
     text = recording[0]
     assert text.nbytes == rows * (4 + groups) * 8 * 4 + rows * 4 * 4  # its log-sum-exp, too
     del text
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", ["llama", "mistral window", "bart"])
+def test_trap02_no_tensor_is_alive_after_a_generation_but_those_that_the_recording_counts(alive, name, cache):
+    model, inputs = build(name), prompt(padded=True)
+    options = {"max_new_tokens": NEW, "do_sample": False, "cache_implementation": CACHES[cache]}
+    model.generate(**inputs, **options)  # whatever is made once
+    vars(model).pop("_cache", None)  # transformers keeps the last static one
+    before = alive()
+    with record(model) as recording:
+        model.generate(**inputs, **options)
+    vars(model).pop("_cache", None)
+    held = {at: nbytes for at, nbytes in alive().items() if at not in before}
+    assert sum(held.values()) == recording.nbytes
 
 
 def test_trap10_while_it_grows_no_earlier_keys_are_alive():

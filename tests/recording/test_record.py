@@ -30,16 +30,45 @@ def test_trap02_everything_is_as_before_after_a_block(nano, ids, touched):
     assert {name: dict(vars(module)) for name, module in nano.named_modules()} == modules
 
 
-@pytest.mark.parametrize("where", ["before", "inside the model", "after"])
-def test_trap02_everything_is_as_before_after_an_exception(nano, ids, touched, where):
-    before = touched()
-    nano.h[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0) if where == "inside the model" else None
-    with pytest.raises(ZeroDivisionError), record(nano):  # noqa: PT012 (it is about where in the block)
-        if where == "before":
-            raise ZeroDivisionError
-        nano(ids)
-        raise ZeroDivisionError
+WHERE = ["before", "in a hook", "in a module", "in a function of PyTorch", "in attention", "while it is read"]
+WHERE += ["in keep", "in backward", "after"]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", WHERE)
+def test_trap02_everything_is_as_before_after_an_exception_anywhere(nano, ids, touched, monkeypatch, where, error):
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    before, keep, block = touched(), None, nano.h[1]
+    with monkeypatch.context() as patch:
+        if where == "in a hook":
+            block.mlp.register_forward_pre_hook(fail)
+        if where == "in a module":
+            patch.setattr(block.mlp, "forward", fail)
+        if where == "in attention":
+            patch.setattr(F, "scaled_dot_product_attention", fail)
+        if where == "in a function of PyTorch":
+            patch.setattr(torch, "layer_norm", fail)  # which F.layer_norm calls, below the function mode
+        if where == "while it is read":
+            patch.setattr("clearhead.recording.recorder.Layer", fail)
+        if where == "in keep":
+            keep = fail
+        expected = RecordingError if where == "in keep" and error is ZeroDivisionError else error
+        with pytest.raises(expected), record(nano, keep=keep):  # noqa: PT012 (it is about where in the block)
+            if where == "before":
+                fail()
+            out = nano(ids)
+            if where == "in backward":
+                out.register_hook(fail)
+                out.sum().backward()
+            fail()
     assert touched() == before
+    assert current() is None
+    block.mlp._forward_pre_hooks.clear()
+    with record(nano) as recording:  # nothing of it is in the way of the next block
+        nano(ids)
+    assert len(recording) == 3
 
 
 def test_trap02_everything_is_as_before_after_a_failed_construction(touched):
@@ -94,6 +123,28 @@ def test_nested_blocks_of_one_model_both_see_it(nano, ids, touched):
     assert inner.layers == [1]
     assert torch.equal(inner[0].to_dense(), outer.passes[0][1].to_dense())
     assert touched() == before
+
+
+def test_nested_blocks_of_two_models_each_see_their_own(make_nano, ids, touched):
+    class Outer(nn.Module):
+        """Calls a model that is no part of it, between its own calls of attention."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.nano, self.other = make_nano(layers=2), [make_nano(layers=3)]
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.nano(ids) + self.other[0](ids) + self.nano(ids)
+
+    outer, before = Outer().eval(), touched()[:-1]
+    inner = outer.other[0]
+    with record(outer) as one, record(inner) as other:
+        inner(ids)
+        outer(ids)
+        outer.nano(ids)
+    assert one.paths == [f"nano.h.{n}.attn" for n in (0, 1)] * 2
+    assert [each.paths for each in other.passes] == [[f"h.{n}.attn" for n in range(3)]] * 2
+    assert touched()[:-1] == before
 
 
 def test_overlapping_blocks_each_see_what_was_called_while_they_were_open(nano, ids, touched):
@@ -248,6 +299,18 @@ def test_trap02_nothing_is_alive_after_the_block_but_what_the_recording_holds(ma
     del recording, manager
     gc.collect()
     assert all(ref() is None for ref in maps)
+
+
+@pytest.mark.parametrize("how", ["with a graph", "without one", "reduced"])
+def test_trap02_no_tensor_is_alive_after_the_block_but_those_that_the_recording_counts(nano, ids, alive, how):
+    nano.train(how != "without one")
+    nano(ids)  # whatever PyTorch makes once
+    before = alive()
+    keep = (lambda name, attn: attn.entropy().sum().item()) if how == "reduced" else None
+    with record(nano, keep=keep) as recording, torch.set_grad_enabled(how != "without one"):
+        nano(ids)
+    held = {at: nbytes for at, nbytes in alive().items() if at not in before}
+    assert sum(held.values()) == recording.nbytes
 
 
 def test_detach_false_keeps_the_graph_and_trains(nano, ids):

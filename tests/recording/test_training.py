@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clearhead.recording import Recording, record
 
@@ -40,6 +42,35 @@ def test_reentrant_checkpointing_is_recorded_once_and_keeps_no_graph():
         model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert [len(each) for each in recording.passes] == [3]
     assert not recording[0].entropy().requires_grad  # PyTorch computes it without one, and again later
+
+
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_of_the_recorded_module_itself_computes_again_is_no_second_call(nano, ids, part, reentrant):
+    recorded = nano.h[1] if part else nano
+    x = torch.randn(2, 11, 32, requires_grad=True) if part else ids
+    scale = nn.Parameter(torch.ones(1))  # reentrant checkpointing wants an input with a gradient
+    with record(recorded) as recording, torch.utils.checkpoint.set_checkpoint_early_stop(False):
+        out = checkpoint(lambda x, scale: recorded(x) * scale, x, scale, use_reentrant=reentrant)
+        out.sum().backward()
+        assert recorded(x).shape == out.shape  # a call after the backward pass is one again
+    assert [len(each) for each in recording.passes] == [1 if part else 3] * 2
+
+
+def test_steps_of_training_on_a_loss_and_an_entropy_penalty_lower_both():
+    model, inputs = build("llama").train(), prompt()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(8):
+        with record(model, detach=False) as recording:
+            loss = model(**inputs, labels=inputs["input_ids"]).loss
+        penalty = sum(attn.entropy().mean() for attn in recording)
+        losses.append((loss.item(), penalty.item()))
+        optimizer.zero_grad()
+        (loss + penalty).backward()
+        optimizer.step()
+    assert losses[-1][0] < 0.8 * losses[0][0]
+    assert losses[-1][1] < 0.95 * losses[0][1]
 
 
 def test_an_entropy_penalty_trains():

@@ -146,7 +146,7 @@ class Layer(Kept):
 
     @property
     def made_from(self) -> tuple[Tensor, ...]:
-        return tuple(self.call.tensors())
+        return (*self.call.tensors(), *(() if self.padding is None else self.padding.tensors()))
 
     @property
     def has_keys(self) -> bool:
