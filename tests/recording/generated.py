@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.recording import Recording, record
 
-__all__ = ["CACHES", "LLAMA", "NEW", "both_sides", "build", "generated", "prompt", "whole", "worst"]
+__all__ = ["CACHES", "LLAMA", "NEW", "argument_of", "both_sides", "build", "generated", "prompt", "whole", "worst"]
 
 transformers = pytest.importorskip("transformers")
 
@@ -112,3 +113,8 @@ def both_sides(name: str, model: Any) -> dict[str, Tensor]:
     inputs = prompt(T=7)
     inputs["attention_mask"][0, 5:] = 0
     return inputs
+
+
+def argument_of(model: Any) -> str:
+    """How a model calls its cache: renamed in transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -22,7 +22,7 @@ from clearhead.recording.buffers import filled, is_borrowed
 from clearhead.recording.calls import Call
 from clearhead.testing.memory import Allocations
 
-from .generated import CACHES, NEW, both_sides, build, generated, prompt, whole, worst
+from .generated import CACHES, NEW, argument_of, both_sides, build, generated, prompt, whole, worst
 
 transformers = pytest.importorskip("transformers")
 
@@ -207,6 +207,38 @@ def test_trap18_pytorchs_own_decoder_layers_are_grouped_too():
     assert [attn.shape[-2:] for attn in recording.encoder] == [(7, 7)]
     assert [attn.shape[-2:] for attn in recording.decoder] == [(5, 5)] * 2
     assert [attn.shape[-2:] for attn in recording.cross] == [(5, 7)] * 2
+
+
+# --- the user's own caches ------------------------------------------------------------------------
+
+OWN: dict[str, Callable[[Any], Any]] = {
+    "dynamic": lambda model: transformers.DynamicCache(),
+    "dynamic, by layer": lambda model: transformers.DynamicCache(config=model.config),
+    "static": lambda model: transformers.StaticCache(config=model.config, max_cache_len=12),
+}
+
+
+@pytest.mark.parametrize("cache", OWN)
+@pytest.mark.parametrize("name", ["llama", "mistral window", "gpt-oss windows, sinks"])
+def test_trap20_a_cache_of_the_users_goes_on_across_calls_and_across_blocks(name, cache):
+    model, inputs = build(name, "eager"), prompt(T=9)
+    ids, mask = inputs.values()
+    given = {argument_of(model): OWN[cache](model)}
+    blocks = []
+    with torch.no_grad():
+        for part in ([(0, 4), (4, 5), (5, 6)], [(6, 7), (7, 9)]):
+            with record(model) as recording:
+                for start, stop in part:
+                    model(ids[:, start:stop], attention_mask=mask[:, :stop], **given)
+            blocks.append(recording)
+    expected = whole(model, torch.cat([ids, ids[:, :1]], 1), mask)
+    for recording, rows in zip(blocks, (slice(0, 6), slice(6, 9)), strict=True):
+        assert len(recording.texts) == 1
+        for ours, theirs in zip(recording, expected, strict=True):
+            dense, other = ours.to_dense(), theirs.to_dense()[:, :, rows]
+            S = min(dense.shape[-1], other.shape[-1])  # a window's cache has the last keys only
+            last = rows.stop - S
+            assert (dense[..., -S:] - other[..., last : rows.stop]).abs().max() <= 5e-7
 
 
 # --- caches in one buffer --------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from torch.nn import functional as F
 
 from clearhead.errors import RecordingError
 from clearhead.recording import record
+from clearhead.recording.generating import way_of_generating
 
-from .generated import build, generated, prompt, whole, worst
+from .generated import argument_of, build, generated, prompt, whole, worst
 
 transformers = pytest.importorskip("transformers")
 
@@ -69,11 +69,6 @@ def test_trap20_a_cache_that_rounds_keys_makes_no_one_text():
     with pytest.raises(RecordingError, match=r"call 1 does not go on from call 0.*a quantised cache rounds them"):
         recording[0]
     assert [each[0].shape[-2:] for each in recording.passes] == [(3, 3), (1, 4), (1, 5)]
-
-
-def argument_of(model: Any) -> str:
-    """How a model calls its cache: renamed in transformers 5.24."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def test_trap20_two_texts_in_one_block_are_two():
@@ -137,3 +132,14 @@ def test_trap20_a_step_that_failed_and_was_repeated_leaves_no_trace():
     with record(model) as expected:
         model(x, x)
     assert worst(recording, expected) <= 2e-7
+
+
+@pytest.mark.parametrize("module", ["transformers.generation.utils", "transformers_modules.custom", "my.own"])
+@pytest.mark.parametrize("name", ["_beam_search", "_group_beam_search", "_contrastive_search", "_assisted_decoding"])
+def test_trap20_a_way_of_generating_is_told_by_the_function_of_transformers_that_calls(name, module):
+    namespace: dict[str, Any] = {"__name__": module}
+    exec(f"def {name}(call):\n    return call()", namespace)
+    way = namespace[name](lambda: way_of_generating())
+    assert (way is None) == (module == "my.own")
+    assert way is None or name.split("_")[-2].removeprefix("group") in way
+    assert way_of_generating() is None

@@ -31,8 +31,9 @@ def record(
 
     Several calls of the model in one block are several passes. Calls that go on from one another, as `generate` makes
     them, are one text, and `recording[17]` is then one map over prompt and generated tokens, equal to that of one call
-    over the same tokens; the newest token never was a query. Of such calls q and k are kept, and no v. Beams and
-    assisted decoding make no one text: `recording.passes` holds their calls.
+    over the same tokens; the newest token never was a query. Of such calls q and k are kept, and no v. Beam search,
+    assisted decoding and a cache that rounds keys make no one text: `recording.passes` holds their calls, and a call
+    of the model on the text that came out gives its maps.
 
     A compiled model runs uncompiled in the block, and a warning says so: torch.compile then is off for the whole
     process, other models and threads included. A compiled function inside a plain model is split at its
@@ -47,8 +48,10 @@ def record(
             `recording.results` by label, and neither the map nor q, k and v are kept.
         padding: (B, tokens), True or 1 where a token is real; None reads it from the call's own 2-D
             `attention_mask`, or the padding masks of PyTorch's own modules; False takes all tokens for real. Padded
-            queries attend to nothing, padded keys get weight 0.
-        detach: False keeps the autograd graph, so that a loss on the maps trains the model.
+            queries attend to nothing, padded keys get weight 0. What is generated after the stated tokens is real.
+            Queries that a model pools from tokens (Funnel) are all taken for real.
+        detach: False keeps the autograd graph, so that a loss on the maps trains the model. (There is none under
+            no_grad, nor with reentrant gradient checkpointing, which computes it later.)
 
     Returns:
         A context manager; entering it gives the `Recording`, a sequence of maps, complete when the model has
@@ -57,7 +60,7 @@ def record(
         encoder-decoder model.
 
     Raises:
-        RecordingError: for a scripted or exported model, or none; for a recorder that is entered again; on
+        RecordingError: for a scripted, exported or quantised (torch.ao's MultiheadAttention) model, or none; for a recorder that is entered again; on
             leaving, if no attention call was seen, or a layer of `layers` does not exist; while the model runs, if
             a call computes something that is not understood, or `keep` fails; on reading, where calls make no
             one text.
