@@ -23,7 +23,7 @@ FLOORS = [
     ["maps"],
     ["functional"],
     ["nn"],
-    ["recording", "heads", "zoo", "tokens"],
+    ["recording", "heads", "zoo", "tokens", "projections"],
     ["page"],
     ["view"],
     ["testing"],

@@ -12,9 +12,10 @@ import html
 import inspect
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ from clearhead.masks import Coverage, causal
 from clearhead.page.html import render
 from clearhead.page.payload import LayerData, Payload, build, thumbnails
 from clearhead.page.strong import Strong, StrongWeights
+from clearhead.page.terms import Terms
+from clearhead.projections import Projection, Watch, find, rows_of, sequence_of
 from clearhead.recording import record
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
@@ -40,6 +43,7 @@ from clearhead.zoo import context_length
 __all__ = ["View", "look"]
 
 THUMB = 24  # pixels a side
+Find: TypeAlias = Callable[[SoftmaxMap], Projection]
 STRONG_WEIGHTS = 20_000_000  # that all layers together may keep for the page: 25 MB hold about 17 million
 
 
@@ -95,8 +99,8 @@ def look(
     if isinstance(tokenizer, Tensor) and text is None:
         tokens = _spaced(tokenizer, tokens)
         if hasattr(model, "attend"):
-            attn = _attended(model, model.attend, tokenizer)
-            return View([attn], [0], tokens, _same_word_ids(tokens), name or _name(model), report)
+            attn, finder = _attended(model, model.attend, tokenizer)
+            return View([attn], [0], tokens, _same_word_ids(tokens), name or _name(model), report, [finder])
         args, kwargs, ids = [tokenizer], dict[str, Tensor](), _same_word_ids(tokens)
     else:
         _check_call(tokenizer, text, tokens)
@@ -106,19 +110,22 @@ def look(
         args, ids = [], kwargs["input_ids"][0]
         _check_ids(model, ids, name or _name(model))
     report("model", 0, 1)
-    with record(model, layers=layers) as recording, torch.no_grad():
+    with record(model, layers=layers) as recording, Watch(model, len(tokens)) as watch, torch.no_grad():
         there = next(model.parameters(), [*args, *kwargs.values()][0]).device
         moved = {name: tensor.to(there) for name, tensor in kwargs.items()}
         model(*(tensor.to(there) for tensor in args), **moved, **_frugal(model))
     report("model", 1, 1)
     maps = [_one_sequence(attn, len(tokens)) for attn in recording]
-    return View(maps, list(recording.layers), list(tokens), ids.cpu(), name or _name(model), report)
+    finders = [partial(find, model=model, watch=watch, path=path) for path in recording.paths]
+    return View(maps, list(recording.layers), list(tokens), ids.cpu(), name or _name(model), report, finders)
 
 
 class View:
     """The attention of one model on one text: maps, heads, and the page.
 
     Attributes: maps (one a layer, (1, H, T, T)), layers (their numbers), tokens (pieces of the text), name.
+
+    A view keeps the model, and up to 128 MB of its layers' inputs: the page shows how q comes of them.
     """
 
     def __init__(
@@ -129,9 +136,11 @@ class View:
         ids: Tensor,
         name: str,
         on_progress: Progress = silent,
+        finders: Sequence[Find] = (),
     ) -> None:
         self.maps, self.layers, self.tokens, self.name = maps, layers, tokens, name
         self._ids, self._report = ids, on_progress
+        self._finders, self._terms = finders, dict[int, Terms]()
         self._scores: list[LayerScores] = []
         self._pictures: list[Any] = []
         self._strong: list[StrongWeights] = []
@@ -215,8 +224,16 @@ class View:
         if isinstance(attn, SoftmaxMap) and _is_plain(attn):
             one = attn[0]
             exact = {"q": one.q, "k": one.k, "v": one.v, "lse": one.lse, "scale": attn.scale}
+            exact["terms"] = lambda h: self._terms_of(n, attn).pack(h)
         strong, sinks = self._strong[n], self._scores[n].sinks
         return LayerData(self.layers[n], self._pictures[n], strong, _is_causal(attn), sinks, **exact)
+
+    def _terms_of(self, n: int, attn: SoftmaxMap) -> Terms:
+        """The products behind the heads of a layer, searched for when they are asked for."""
+        if n not in self._terms:
+            known = self._finders[n](attn) if self._finders else Projection(why="the layer itself is not at hand")
+            self._terms[n] = Terms(attn, known)
+        return self._terms[n]
 
 
 def _check_call(tokenizer: object, text: object, tokens: object) -> None:
@@ -248,10 +265,10 @@ def _spaced(x: Tensor, tokens: Sequence[str] | None) -> list[str]:
     return [token if n == 0 or token[:1].isspace() else f" {token}" for n, token in enumerate(tokens)]
 
 
-def _attended(layer: nn.Module, attend: Any, x: Tensor) -> AttentionMap:
-    """The map of a layer that hands it out itself, as (1, H, T, T)."""
+def _attended(layer: nn.Module, attend: Any, x: Tensor) -> tuple[AttentionMap, Find]:
+    """The map of a layer that hands it out itself, as (1, H, T, T), and how to find its matrices."""
     call = f"look({type(layer).__name__}, x): attend(x)"
-    with torch.no_grad():
+    with Watch(layer, x.shape[-2]) as watch, torch.no_grad():
         result = attend(x.to(next(layer.parameters(), x).device))
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], AttentionMap)):
         raise ModelError(
@@ -261,7 +278,9 @@ def _attended(layer: nn.Module, attend: Any, x: Tensor) -> AttentionMap:
     attn = _as_heads(result[1])
     if attn.shape[0] != 1 or attn.shape[-2:] != (x.shape[-2], x.shape[-2]):
         raise ModelError(f"{call} returned {result[1]!r}: expected the weights of {x.shape[-2]} queries and keys.")
-    return attn
+    out = sequence_of(result[0], x.shape[-2])
+    given, returned = x.detach().reshape(x.shape[-2:]), None if out is None else rows_of(out)
+    return attn, partial(find, model=layer, watch=watch, path="", x=given, out=returned)
 
 
 def _as_heads(attn: AttentionMap) -> AttentionMap:

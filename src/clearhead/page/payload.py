@@ -8,7 +8,8 @@ strongest of each role first: for those the page computes the exact weights, α 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +22,21 @@ from clearhead.page.encode import blob, float_blob, json_element, key_width, pac
 from clearhead.page.shell import DATA, shell
 from clearhead.page.strong import THRESHOLD, StrongWeights, floor_of, level_of
 
-__all__ = ["FORMAT", "BudgetError", "LayerData", "Payload", "build", "default_budget", "least_nbytes", "thumbnails"]
+__all__ = [
+    "FORMAT",
+    "BudgetError",
+    "HeadLike",
+    "LayerData",
+    "Payload",
+    "build",
+    "default_budget",
+    "head_facts",
+    "head_rows",
+    "layer_facts",
+    "least_nbytes",
+    "page_facts",
+    "thumbnails",
+]
 
 FORMAT = 1
 _OPENING = ("induction", "previous", "duplicate", "local", "self", "broad", "sink", "other")
@@ -59,6 +74,7 @@ class LayerData:
     causal: whether no query gives weight to a later key. sinks: positions that collect idle attention.
     q (H, T, D), k (G, S, D), v (G, S, Dv), lse (H, T), scale: give them only where each weight is exactly
     exp(scale q·k - lse) over a plain causal or full mask; the page then shows the exact weight.
+    terms: `Terms(...).pack`, which gives a head's part of x W_Q and z W_O.
     """
 
     layer: int
@@ -71,6 +87,7 @@ class LayerData:
     v: Any = None
     lse: Any = None
     scale: float | None = None
+    terms: Callable[[int], bytes] | None = None
 
     @property
     def exact(self) -> bool:
@@ -140,7 +157,7 @@ def build(
     n = len(tokens)
     _check(layers, n, heads)
     limit = default_budget(n) if budget is None else budget
-    facts = _facts(layers, tokens, heads, name, kv_heads, nbytes, dense_nbytes)
+    facts = page_facts(layers, tokens, heads, name, kv_heads, nbytes, dense_nbytes)
     thumbs = blob("thumbs", np.concatenate([layer.thumbs.reshape(-1) for layer in layers]).tobytes())
     fixed = least_nbytes() + len(json_element("facts-data", facts)) + len(thumbs)
     if fixed >= limit:
@@ -183,7 +200,7 @@ def _check(layers: Sequence[LayerData], n: int, heads: Sequence[HeadLike]) -> No
         )
 
 
-def _facts(
+def page_facts(
     layers: Sequence[LayerData],
     tokens: Sequence[str],
     heads: Sequence[HeadLike],
@@ -204,14 +221,15 @@ def _facts(
         "denseNbytes": dense_nbytes,
         "keyWidth": key_width(len(tokens)),
         "thumb": list(layers[0].thumbs.shape[1:]),
-        "layers": [_layer_facts(layer) for layer in layers],
+        "layers": [layer_facts(layer) for layer in layers],
         "scores": scores,
-        "heads": [_head_facts(head, scores) for head in heads],
+        "heads": [head_facts(head, scores) for head in heads],
         "opening": list(_opening(heads)),
     }
 
 
-def _layer_facts(layer: LayerData) -> dict[str, Any]:
+def layer_facts(layer: LayerData) -> dict[str, Any]:
+    """What the page knows of a layer at once."""
     facts: dict[str, Any] = {
         "layer": layer.layer,
         "heads": len(layer.thumbs),
@@ -223,7 +241,7 @@ def _layer_facts(layer: LayerData) -> dict[str, Any]:
     return facts
 
 
-def _head_facts(head: HeadLike, scores: Sequence[str]) -> list[Any]:
+def head_facts(head: HeadLike, scores: Sequence[str]) -> list[Any]:
     """[layer, head, role, scores, baselines, entropy, distance]; None where a score does not apply."""
     return [
         head.layer,
@@ -269,6 +287,11 @@ def _strongest_first(heads: Sequence[HeadLike]) -> Iterator[HeadLike]:
 
 
 def _head_blob(layer: LayerData, h: int, n: int, level: int) -> str:
+    return blob(f"w.{layer.layer}.{h}", head_rows(layer, h, n, level))
+
+
+def head_rows(layer: LayerData, h: int, n: int, level: int) -> bytes:
+    """The strong weights of one head, as `pack_rows` encodes them: none whose byte is below `level`."""
     counts = np.zeros(n, np.int64)
     keys: NDArray[Any] = np.zeros(0, np.int64)
     values = np.zeros(0, np.uint8)
@@ -277,7 +300,7 @@ def _head_blob(layer: LayerData, h: int, n: int, level: int) -> str:
         keep = values >= level
         row = np.repeat(np.arange(len(own)), own)[keep]
         counts, keys, values = np.bincount(row, minlength=n), keys[keep], values[keep]
-    return blob(f"w.{layer.layer}.{h}", pack_rows(counts, keys, values, n))
+    return pack_rows(counts, keys, values, n)
 
 
 def _fit_level(layers: Sequence[LayerData], n: int, room: int) -> tuple[int, list[str]]:
@@ -342,6 +365,9 @@ def _vector_blobs(layer: LayerData, h: int, have: Mapping[str, str]) -> dict[str
     blobs = {query: float_blob(query, _array(layer.q[h]), _array(layer.lse[h]))}
     if shared not in have:
         blobs[shared] = float_blob(shared, _array(layer.k[group]), _array(layer.v[group]))
+    if layer.terms is not None:
+        name = f"p.{layer.layer}.{h}"
+        blobs[name] = blob(name, layer.terms(h), strategy=zlib.Z_HUFFMAN_ONLY)
     return blobs
 
 
