@@ -60,10 +60,10 @@ def record(
         encoder-decoder model.
 
     Raises:
-        RecordingError: for a scripted, exported or quantised (torch.ao's MultiheadAttention) model, or none; for a recorder that is entered again; on
-            leaving, if no attention call was seen, or a layer of `layers` does not exist; while the model runs, if
-            a call computes something that is not understood, or `keep` fails; on reading, where calls make no
-            one text.
+        RecordingError: for a model that is scripted, exported or quantised (torch.ao's MultiheadAttention), or no
+            module; for a recorder that is entered again; on leaving, if no attention call was seen, or a layer of
+            `layers` does not exist; while the model runs, if a call computes something that is not understood, or
+            `keep` fails; on reading, where calls make no one text.
 
     Cost: O(1) a call beside holding q, k and v: no weights are computed. (An eager implementation, whose code
     differs from model to model, and one written by hand are checked on one query a call; the masks of the latter are
