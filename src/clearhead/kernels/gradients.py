@@ -49,9 +49,14 @@ class Recipe(Protocol):
         """What a block adds to each result of which a gradient is given."""
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled function breaks here, and keeps no tile either
 def computed(recipe: Recipe) -> tuple[Tensor, ...]:
     """The results; on the graph if a gradient may be asked of them, and then without a tile being kept."""
+    if torch.compiler.is_dynamo_compiling():  # a compiled function breaks here, and keeps no tile either
+        return torch.compiler.disable(_computed)(recipe)  # type: ignore[no-any-return, no-untyped-call]
+    return _computed(recipe)
+
+
+def _computed(recipe: Recipe) -> tuple[Tensor, ...]:
     tensors = list(leaves(recipe))
     asked = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
     if not asked or prod(recipe.attn.shape) <= FEW or _transformed(tensors) or _depends_on_more(recipe, tensors):

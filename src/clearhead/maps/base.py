@@ -318,8 +318,7 @@ class AttentionMap(ABC):
 
     def _reduce(self, *reducers: reduce.Summed) -> tuple[Tensor, ...]:
         """One pass; on the graph where gradients are asked for, and then without keeping a tile."""
-        results: tuple[Tensor, ...] = gradients.computed(reduce.Reduction(self, list(reducers)))
-        return results
+        return gradients.computed(reduce.Reduction(self, list(reducers)))
 
     def _pool(self, size: tuple[int, int], *, maximum: bool) -> Tensor:
         T, S = self.shape[-2:]
@@ -336,10 +335,10 @@ class AttentionMap(ABC):
     # --- pictures and words -------------------------------------------------------------------------------------
 
     def draw(self) -> Any:
-        """A matplotlib figure: every head of the first batch entry, pooled to at most 256 pixels a side."""
-        from clearhead.maps.drawing import figure  # matplotlib is an extra, imported where used
+        """A matplotlib figure: every head of the first batch entry; `clearhead.plots.attention` adds tokens."""
+        from clearhead.maps.drawing import attention  # matplotlib is an extra, imported where used
 
-        return figure(self)
+        return attention(self)
 
     def __repr__(self) -> str:
         names = (*self._lead_names(), "T", "S")

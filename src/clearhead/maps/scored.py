@@ -101,8 +101,7 @@ class Scored(QueryKeyMap):
     def _lse_of(self, rows: slice) -> Tensor:
         """lse of some rows, (B, H, t): kept ones as they are, else from one pass over their keys."""
         if not self._keeps_lse():
-            (lse,) = gradients.computed(LogSumExp(self, rows))
-            return lse  # type: ignore[no-any-return]
+            return gradients.computed(LogSumExp(self, rows))[0]
         kept = self._kept_lse()[:, :, rows]
         if bool(kept.isnan().any()):
             kept.copy_(self._logsumexp(rows))
