@@ -37,6 +37,7 @@ def test_trap20_beams_and_assisted_decoding_are_no_one_text_and_each_call_is_rea
     for ask in (lambda: recording[0], lambda: len(recording), lambda: recording.attentions, lambda: recording.cross):
         with pytest.raises(RecordingError, match=message):
             ask()
+    assert len(recording.texts) == len(recording.passes) > 1
     for each in recording.passes:
         assert (each[2].to_dense().sum(-1) - 1).abs().max() <= 1e-5
     assert touched()[:-1] == before[:-1]
@@ -46,6 +47,14 @@ def test_trap20_tokens_that_assisted_decoding_tried_last_and_took_back_are_no_pa
     recording, tokens = generated(build("llama"), prompt(B=1, T=6), prompt_lookup_num_tokens=3, max_new_tokens=12)
     assert sum(each[0].shape[2] for each in recording.passes) > tokens.shape[1] - 1  # more queries than the text has
     with pytest.raises(RecordingError, match="takes back those that it does not accept"):
+        recording[0]
+
+
+def test_trap20_the_only_call_of_a_beam_search_holds_beams_and_no_text_either():
+    recording, tokens = generated(build("llama"), prompt(), num_beams=3, max_new_tokens=1)
+    assert tokens.shape == (2, 6)
+    assert recording.passes[0][0].shape[0] == 2 * 3
+    with pytest.raises(RecordingError, match="beam search goes on with several texts"):
         recording[0]
 
 
