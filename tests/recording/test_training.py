@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.maps import AttentionMap
 from clearhead.recording import Recording, record
 
 from .generated import build, prompt, worst
@@ -42,6 +44,28 @@ def test_reentrant_checkpointing_is_recorded_once_and_keeps_no_graph():
         model(**inputs, labels=inputs["input_ids"]).loss.backward()
     assert [len(each) for each in recording.passes] == [3]
     assert not recording[0].entropy().requires_grad  # PyTorch computes it without one, and again later
+
+
+ASK: dict[str, Callable[[AttentionMap], Tensor]] = {
+    "entropy": lambda attn: attn.entropy(),
+    "received": lambda attn: attn.received(),
+    "mass": lambda attn: attn.mass([0, 3]),
+    "a row": lambda attn: attn[0, :, 1],
+    "weights": lambda attn: attn.to_dense() ** 2,
+    "product": lambda attn: attn @ torch.arange(5.0).expand(2, 4, 5)[..., None],
+}
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_trap04_gradients_of_what_is_said_are_finite_where_padded_queries_see_nothing(ask, implementation):
+    model, inputs = build("llama", implementation).train(), prompt(padded=True)
+    with record(model, detach=False) as recording:
+        model(**inputs)
+    sum(ASK[ask](attn).sum() for attn in recording).backward()
+    gradients = [x.grad for x in model.parameters() if x.grad is not None]
+    assert any(bool(gradient.any()) for gradient in gradients)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 @pytest.mark.parametrize("part", [False, True])
