@@ -50,7 +50,7 @@ ASK: dict[str, Callable[[AttentionMap], Tensor]] = {
     "entropy": lambda attn: attn.entropy(),
     "received": lambda attn: attn.received(),
     "mass": lambda attn: attn.mass([0, 3]),
-    "a row": lambda attn: attn[0, :, 1],
+    "rows": lambda attn: attn[..., 1, :] ** 2,
     "weights": lambda attn: attn.to_dense() ** 2,
     "product": lambda attn: attn @ torch.arange(5.0).expand(2, 4, 5)[..., None],
 }
