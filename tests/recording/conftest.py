@@ -109,7 +109,8 @@ def alive() -> Callable[[], dict[int, int]]:
 
     def look() -> dict[int, int]:
         gc.collect()
-        tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and not x.is_nested]
+        tensors = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter) and not x.is_nested]
+        tensors = [x for x in tensors if x.device.type == "cpu" and not torch._is_functional_tensor(x)]
         return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
 
     return look

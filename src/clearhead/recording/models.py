@@ -61,7 +61,9 @@ def _instead(model: object) -> str:
 
 def _check_quantised(model: nn.Module) -> None:
     """Raise RecordingError for PyTorch's quantised nn.MultiheadAttention; other layers may be quantised."""
-    quantised = getattr(sys.modules.get("torch.ao.nn.quantized"), "MultiheadAttention", ())
+    quantised = getattr(sys.modules.get("torch.ao.nn.quantized"), "MultiheadAttention", None)
+    if quantised is None:
+        return
     path = next((path for path, module in model.named_modules() if isinstance(module, quantised)), None)
     if path is not None:
         raise RecordingError(

@@ -44,7 +44,7 @@ class Recorder:
         _check_keep(keep)
         self._model: nn.Module | None = model
         self._models = unwrapped(model)
-        self._encoders, self._opaque = encoders(self._models[-1]), opaque(model)
+        self._encoders = encoders(self._models[-1])
         self.roots = self._models + self._encoders
         self._layers, self._keep = _numbers(layers), keep
         self._stated, self._detach = padding, detach
@@ -90,10 +90,11 @@ class Recorder:
         if self._stack is None:
             raise RecordingError("this recorder is not in use: write `with clearhead.record(model) as recording:`.")
         self._stack.close()
+        model = self._models[-1]
         self._stack, self._model, self._models, self._encoders, self.roots = None, None, (), (), ()
         self._open, self._encoded, self._paths = None, {}, {}
         if error is None:  # an exception of the block is never hidden by one of ours
-            self._check_seen()
+            self._check_seen(model)
 
     # --- what the observer reports --------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class Recorder:
 
     # --- what is said at the end ----------------------------------------------------------------------------
 
-    def _check_seen(self) -> None:
+    def _check_seen(self, model: nn.Module) -> None:
         if self._started == 0:
             raise RecordingError(
                 f"record({self._name}): the model was not called inside the block. Call the module that was passed to"
@@ -182,7 +183,7 @@ class Recorder:
         if not self._recording.passes:
             raise RecordingError(f"record({self._name}): every call of the model in this block ended in an exception.")
         if not self._numbers:
-            raise RecordingError(self._nothing_seen())
+            raise RecordingError(self._nothing_seen(opaque(model)))
         self._check_layers()
         self._check_stated()
 
@@ -203,9 +204,9 @@ class Recorder:
                 f" (batch, keys) of the calls: {sizes}."
             )
 
-    def _nothing_seen(self) -> str:
+    def _nothing_seen(self, unseen: list[str]) -> str:
         foreign = f" (here: {_list(self._foreign)} made attention calls)" if self._foreign else ""
-        parts = f" (here: {some(self._opaque)})" if self._opaque else ""
+        parts = f" (here: {some(unseen)})" if unseen else ""
         return (
             f"record({self._name}): the model ran, but no attention call was seen. Likely causes:\n"
             "  (a) it computes attention by hand, and not as softmax(scores) @ v: seen is PyTorch's softmax over the"
