@@ -20,6 +20,7 @@ from clearhead._checks import describe, has_numbers, index_tensor, position
 from clearhead._format import size
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import gradients, tiles
+from clearhead.kernels.path import Path, Plan
 from clearhead.maps import reductions as reduce
 from clearhead.maps.reductions import Statistics
 from clearhead.maps.transposed import Transposed
@@ -27,6 +28,9 @@ from clearhead.masks import Coverage
 
 __all__ = ["AttentionMap", "Selection", "Statistics", "Transposed"]
 
+# One pass over all weights answers these, and some maps have a shorter way.
+PASSES = ("statistics", "entropy", "distance", "received", "mass", "topk", "pool_max", "pool_sum")
+QUESTIONS = (*PASSES, "@", "mT @", "pick", "to_dense")
 FEW_KEYS = 64  # up to here, gathering each (query, key) pair is cheaper than a pass over all keys
 
 
@@ -265,9 +269,9 @@ class AttentionMap(ABC):
         at = torch.unique(index_tensor(keys, self.shape[-1], "mass: key", self.device))
         if at.numel() <= FEW_KEYS:
             return self.columns(at).sum(-1)
-        chosen = self.like.new_zeros(self.shape[-1], 1)
+        chosen = self.like.new_zeros(self.shape[-1])
         chosen[at] = 1
-        return (self @ chosen)[..., 0]
+        return self._per_query(reduce.mass(chosen))
 
     @torch.no_grad()
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
@@ -278,7 +282,7 @@ class AttentionMap(ABC):
         if not 1 <= k <= self.shape[-1]:
             raise ShapeError(f"topk({k}): {self!r} has {self.shape[-1]} keys; expected 1 <= k <= that.")
         top = reduce.TopK(self.shape[:-2], self.shape[-2], k, self.like)
-        tiles.stream(self, top)
+        self._stream(top)
         return top.result()
 
     @torch.no_grad()
@@ -319,6 +323,17 @@ class AttentionMap(ABC):
     def _reduce(self, *reducers: reduce.Summed) -> tuple[Tensor, ...]:
         """One pass; on the graph where gradients are asked for, and then without keeping a tile."""
         return gradients.computed(reduce.Reduction(self, list(reducers)))
+
+    def _stream(self, *reducers: Any) -> None:
+        """Show every weight to the reducers, or give them their results in a shorter way."""
+        tiles.stream(self, *reducers)
+
+    def plan(self) -> Plan:
+        """Which kernel would answer each question, and why: a dict with a line each as its text. Computes nothing."""
+        return Plan({question: self._path(question) for question in QUESTIONS})
+
+    def _path(self, question: str) -> Path:
+        return Path("tiles", "PyTorch, tile by tile")
 
     def _pool(self, size: tuple[int, int], *, maximum: bool) -> Tensor:
         T, S = self.shape[-2:]

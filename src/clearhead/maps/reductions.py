@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -63,6 +63,10 @@ class Summed:
         before = self._sum[at]
         self._sum[at] = torch.maximum(before, found) if self.maximum else before + found
 
+    def take(self, result: Tensor) -> None:
+        """The whole result, from who computed it without tiles."""
+        self._sum = result
+
     @property
     def result(self) -> Tensor:
         return self._sum.to(self._like.dtype)
@@ -73,10 +77,10 @@ class PerQuery(Summed):
 
     def __init__(self, lead: tuple[int, ...], T: int, like: Tensor, measure: Measure, *, maximum: bool = False) -> None:
         super().__init__((*lead, T), like, maximum=maximum)
-        self._measure = measure
+        self.measure = measure
 
     def part(self, tile: Tile) -> tuple[Any, Tensor]:
-        return (..., tile.rows), self._measure(tile)
+        return (..., tile.rows), self.measure(tile)
 
 
 class PerKey(Summed):
@@ -111,15 +115,19 @@ class TopK:
     def __init__(self, lead: tuple[int, ...], T: int, k: int, like: Tensor) -> None:
         self.values = like.new_full((*lead, T, k), -1.0)
         self.indices = torch.zeros((*lead, T, k), dtype=torch.long, device=like.device)
-        self._k = k
+        self.k = k
 
     def update(self, tile: Tile) -> None:
-        best = tile.weights.topk(min(self._k, tile.weights.shape[-1]), dim=-1)
+        best = tile.weights.topk(min(self.k, tile.weights.shape[-1]), dim=-1)
         values = torch.cat([self.values[..., tile.rows, :], best.values], -1)
         indices = torch.cat([self.indices[..., tile.rows, :], best.indices + tile.cols.start], -1)
-        kept = values.topk(self._k, dim=-1)
+        kept = values.topk(self.k, dim=-1)
         self.values[..., tile.rows, :] = kept.values
         self.indices[..., tile.rows, :] = indices.gather(-1, kept.indices)
+
+    def take(self, values: Tensor, indices: Tensor) -> None:
+        """The whole result, from who computed it without tiles."""
+        self.values, self.indices = values, indices
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Slots that no visible key filled hold weight 0 and index 0."""
@@ -131,11 +139,11 @@ class Pool(Summed):
 
     def __init__(self, lead: tuple[int, ...], T: int, S: int, size: tuple[int, int], like: Tensor, *, maximum: bool):
         super().__init__((*lead, *size), like, maximum=maximum, dtype=torch.float64)
-        self._T, self._S, self._R, self._C = T, S, *size
+        self._T, self._S, self.size = T, S, size
 
     def part(self, tile: Tile) -> tuple[Any, Tensor]:
-        cols, weights = self._pool(tile.weights, tile.cols, self._S, self._C)
-        rows, weights = self._pool(weights.mT, tile.rows, self._T, self._R)
+        cols, weights = self._pool(tile.weights, tile.cols, self._S, self.size[1])
+        rows, weights = self._pool(weights.mT, tile.rows, self._T, self.size[0])
         return (..., rows, cols), weights.mT
 
     def _pool(self, weights: Tensor, part: slice, size: int, bins: int) -> tuple[slice, Tensor]:
@@ -186,7 +194,7 @@ class Reduction:
 
     def compute(self) -> tuple[Tensor, ...]:
         reducers = [copy.copy(reducer) for reducer in self.reducers]  # the graph holds these, and must hold no result
-        tiles.stream(self.attn, *reducers)
+        self.attn._stream(*reducers)
         return tuple(reducer.result for reducer in reducers)
 
     def fixed(self) -> list[bool]:
@@ -214,13 +222,22 @@ def entropy(tile: Tile) -> Tensor:
 
 def distance(positions: Tensor) -> Measure:
     """Σ A · |position(t) - s| in tokens."""
+    return partial(_distance, positions)
 
-    def measure(tile: Tile) -> Tensor:
-        s = torch.arange(tile.cols.start, tile.cols.stop, device=positions.device)
-        apart = (positions[tile.rows, None] - s).abs().to(tile.weights.dtype)
-        return (tile.weights * apart).sum(-1)  # summed in pairs: einsum was faster, and 12 % over the error budget
 
-    return measure
+def _distance(positions: Tensor, tile: Tile) -> Tensor:
+    s = torch.arange(tile.cols.start, tile.cols.stop, device=positions.device)
+    apart = (positions[tile.rows, None] - s).abs().to(tile.weights.dtype)
+    return (tile.weights * apart).sum(-1)  # summed in pairs: einsum was faster, and 12 % over the error budget
+
+
+def mass(chosen: Tensor) -> Measure:
+    """Σ A over the keys that are chosen, by numbers (S,) that are 1 or 0."""
+    return partial(_mass, chosen)
+
+
+def _mass(chosen: Tensor, tile: Tile) -> Tensor:
+    return (tile.weights * chosen[tile.cols]).sum(-1)
 
 
 def peak(tile: Tile) -> Tensor:
@@ -236,11 +253,11 @@ def to_first(tile: Tile) -> Tensor:
 
 def to_self(positions: Tensor) -> Measure:
     """A[t, position(t)]."""
+    return partial(_to_self, positions)
 
-    def measure(tile: Tile) -> Tensor:
-        at = positions[tile.rows] - tile.cols.start
-        inside = (at >= 0) & (at < tile.weights.shape[-1])
-        found = tile.weights[..., torch.arange(at.numel(), device=at.device), at.clamp(0, tile.weights.shape[-1] - 1)]
-        return torch.where(inside, found, 0.0)
 
-    return measure
+def _to_self(positions: Tensor, tile: Tile) -> Tensor:
+    at = positions[tile.rows] - tile.cols.start
+    inside = (at >= 0) & (at < tile.weights.shape[-1])
+    found = tile.weights[..., torch.arange(at.numel(), device=at.device), at.clamp(0, tile.weights.shape[-1] - 1)]
+    return torch.where(inside, found, 0.0)

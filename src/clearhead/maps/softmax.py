@@ -6,15 +6,18 @@ A[t, s] = exp(score(t, s) - lse[t]),    lse[t] = ln Σ_s exp(score(t, s)),    sc
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from clearhead._checks import check_floats, check_qkv, finite_number, four
 from clearhead.errors import ShapeError
-from clearhead.kernels import tiles
+from clearhead.kernels import cpu, tiles
 from clearhead.kernels.grouped import grouped_matmul
+from clearhead.kernels.path import Path
+from clearhead.maps import compiled
+from clearhead.maps.base import PASSES
 from clearhead.maps.scored import Scored, weights_of
 from clearhead.masks import MaskRule
 from clearhead.scores import Bias, as_bias, softcap
@@ -115,6 +118,24 @@ class SoftmaxMap(Scored):
         even._made_from["bias"] = self._made_from["bias"]
         even.scale, even.softcap, even.sinks, even._v = 1.0, None, None, None
         return even
+
+    # --- the compiled pass ----------------------------------------------------------------------------------------
+
+    def _stream(self, *reducers: Any) -> None:
+        if not compiled.stream(self, reducers):
+            super()._stream(*reducers)
+
+    def _path(self, question: str) -> Path:
+        if question in PASSES:
+            return compiled.path(self)
+        if question == "pick":
+            return Path("dots", "one dot product a pair, once lse is known")
+        return super()._path(question)
+
+    def _logsumexp(self, rows: slice) -> Tensor:
+        everything = rows == slice(0, self.shape[-2])
+        found = compiled.look(self, cpu.Wanted()) if everything else None
+        return super()._logsumexp(rows) if found is None else found.lse
 
     # --- scores ---------------------------------------------------------------------------------------------------
 

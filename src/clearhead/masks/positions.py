@@ -39,6 +39,10 @@ class Band(MaskRule):
             return Coverage.EMPTY
         return Coverage.FULL if nearest >= self.low and farthest < self.high else Coverage.MIXED
 
+    def interval(self, q: Tensor, T: int, S: int) -> tuple[Tensor, Tensor]:
+        at = q + self._offset(T, S)
+        return (at - self.high + 1).clamp(min=0), (at - self.low + 1).clamp(max=S)
+
     def __repr__(self) -> str:
         return self.name
 
@@ -108,6 +112,9 @@ class FirstTokens(MaskRule):
         if cols.stop <= self.count:
             return Coverage.FULL
         return Coverage.EMPTY if cols.start >= self.count else Coverage.MIXED
+
+    def interval(self, q: Tensor, T: int, S: int) -> tuple[Tensor, Tensor] | None:
+        return None if isinstance(self.count, Tensor) else (torch.zeros_like(q), torch.full_like(q, min(self.count, S)))
 
     @unless_traced
     def _coverage_of_each(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:

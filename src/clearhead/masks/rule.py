@@ -59,6 +59,13 @@ class MaskRule(HoldsTensors):
         """Whether the block rows × cols is empty, full or mixed, for every batch and head at once."""
         return Coverage.MIXED
 
+    def interval(self, q: Tensor, T: int, S: int) -> tuple[Tensor, Tensor] | None:
+        """The first key that each query (n,) sees, and the one after the last, if for all it is one range of keys.
+
+        None where it is not, or not known to be, or not the same for all batch entries and heads.
+        """
+        return None
+
     def check(self, B: int, H: int, T: int, S: int) -> None:
         """Raise ShapeError where tensors inside the rule do not fit an attention of this size."""
 
@@ -220,6 +227,12 @@ class Both(Pair):
 
     def coverage(self, rows: slice, cols: slice, T: int, S: int) -> Coverage:
         return min(self.left.coverage(rows, cols, T, S), self.right.coverage(rows, cols, T, S))
+
+    def interval(self, q: Tensor, T: int, S: int) -> tuple[Tensor, Tensor] | None:
+        left, right = self.left.interval(q, T, S), self.right.interval(q, T, S)
+        if left is None or right is None:
+            return None
+        return torch.maximum(left[0], right[0]), torch.minimum(left[1], right[1])
 
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"

@@ -1,0 +1,283 @@
+"""All statistics of softmax attention in one pass on the CPU: each block of scores is read while it is in cache.
+
+One matrix product gives the scores of some queries, of all heads that share a key head, on every key that they may
+see; compiled loops (`cpu_tile.py`) say everything about them before the next block takes their place. Rows are whole,
+so that their log-sum-exp need not be known; where it is, the pass is a little faster.
+
+One worker a core, each with the matrix products of a single thread: which worker computes which block is fixed, so
+that the same call gives the same bits. Column sums are carried from block to block in float64.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.kernels.cpu_layout import STEP, Layout, Layouts
+from clearhead.kernels.tiles import Bounded
+from clearhead.kernels.workers import together
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Measured (9 heads, 4,096 tokens, causal, two cores with 2 MB of cache each): 96 … 192 rows within 3 %.
+ROWS = 128  # rows a product, those of all heads that share it
+FEWEST = 16  # fewer make the product slow, however many keys there are
+SCORES = 1 << 19  # 2 MB: more would not stay in cache
+GAP = 16  # unused scores at the end of a row: rows a power of two apart would fight for one place in the cache
+REMEMBERED = 256  # keys a row: so much of a mask is remembered from one key head to the next
+
+
+class Part(Protocol):
+    """One batch entry, and the query heads that share a key head."""
+
+    def moved(self, scores: Tensor, rows: slice, cols: slice) -> Tensor:
+        """Scores (1, h, t, s) after soft-cap and bias."""
+
+    def hidden(self, rows: slice, cols: slice) -> Tensor:
+        """What the mask hides of a block, bool (1, h or 1, t, s)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a pass needs to know of softmax(scale · Q Kᵀ, moved and masked)."""
+
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, S, D)
+    scale: float
+    positions: Tensor  # (T,)
+    bounded: Bounded
+    part: Callable[[int, slice], Part]
+    interval: tuple[Tensor, Tensor] | None = None  # (T,) each query's first key and the one after its last, if known
+    lse: Tensor | None = None  # (B, H, T)
+    sinks: Tensor | None = None  # (H,)
+    is_moved: bool = False  # whether there is a soft-cap or a bias
+    is_alike: bool = True  # whether all batch entries and heads see the same keys
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a pass is to find; what is left out is not computed."""
+
+    rows: bool = False
+    columns: bool = False
+    picture: tuple[int, int] | None = None
+    best: int = 0
+    values: Tensor | None = None  # (S,): then the moment of a row is Σ A · values, else Σ A · |position - s|
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found, float32; a query that may attend to nothing has lse -inf and 0 elsewhere. None: not wanted."""
+
+    lse: Tensor  # (B, H, T)
+    best: tuple[Tensor, Tensor]  # weights and keys, (B, H, T, k)
+    entropy: Tensor | None = None  # (B, H, T), as are the next four
+    moment: Tensor | None = None
+    to_first: Tensor | None = None
+    to_self: Tensor | None = None
+    peak: Tensor | None = None
+    received: Tensor | None = None  # (B, H, S), as is the next
+    received_peak: Tensor | None = None
+    picture_sum: Tensor | None = None  # (B, H, R, C), as is the next
+    picture_max: Tensor | None = None
+
+
+def _tile() -> Any:
+    """The compiled loops; numba is imported here, where it is used."""
+    from clearhead.kernels import cpu_tile
+
+    return cpu_tile
+
+
+@cache
+def missing() -> str | None:
+    """Why there are no compiled loops here; None where there are."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    try:
+        _tile()
+    except ImportError as error:
+        return f"numba does not load: {error}"
+    return None
+
+
+def look(source: Source, wanted: Wanted) -> Found | None:
+    """One pass. None where numbers of q or k give a sum that is not finite: tiles then say for which rows."""
+    work = _Pass(source, wanted)
+    workers = max(1, min(torch.get_num_threads(), work.B * work.G * len(work.layouts)))
+    shares = [_Share(work, n, workers) for n in range(workers)]
+    together([share.run for share in shares])
+    return _found(work, shares)
+
+
+class _Pass:
+    """What all workers share: what is given, where rows go, and how blocks are laid out."""
+
+    def __init__(self, source: Source, wanted: Wanted) -> None:
+        self.tile = _tile()
+        self.source, self.wanted = source, wanted
+        self.B, self.H, self.T, self.D = source.q.shape
+        self.G, self.S = source.k.shape[1:3]
+        self.heads = self.H // max(1, self.G)
+        height = max(1, ROWS // max(1, self.heads))
+        lowest = max(1, FEWEST // max(1, self.heads))
+        ends = None if source.interval is None else (source.interval[0].numpy(), source.interval[1].numpy())
+        self.layouts = Layouts(source.bounded, ends, self.T, self.S, height, lowest, SCORES // max(1, self.heads))
+        self.given = _given(source, wanted)
+        self.rows, self.best = self._rows(), self._best()
+        self._hidden: dict[int, NDArray[np.bool_]] = {}
+
+    def _rows(self) -> Any:
+        every = (self.B, self.H, self.T)
+        sizes = [every] * 2 + [every if self.wanted.rows else (0, 0, 0)] * 6
+        rows = self.tile.Rows(*(np.zeros(size, np.float32) for size in sizes))
+        rows.first[:] = rows.itself[:] = -np.inf
+        return rows
+
+    def _best(self) -> Any:
+        size = (self.B, self.H, self.T, self.wanted.best)
+        return self.tile.Best(np.full(size, -np.inf, np.float32), np.zeros(size, np.int64))
+
+    def columns(self) -> Any:
+        """A worker's own columns and picture."""
+        heads, nothing = (self.B, self.H), (0, 0, 0)
+        keys = (*heads, self.S) if self.wanted.columns else nothing
+        picture = (*heads, *self.wanted.picture) if self.wanted.picture else (*nothing, 0)
+        scratch = self.layouts.widest if self.wanted.columns or self.wanted.picture else 0
+        pixels = [np.zeros(0, np.int64)] * 2
+        if self.wanted.picture:
+            sizes = zip((self.T, self.S), self.wanted.picture, strict=True)
+            pixels = [np.arange(n) * bins // n for n, bins in sizes]
+        sums = [np.zeros(size, dtype) for size in (keys, picture) for dtype in (np.float64, np.float32)]
+        return self.tile.Columns(*(np.zeros(scratch, np.float32) for _ in range(2)), *sums[:2], *pixels, *sums[2:])
+
+    def hidden(self, part: Part, layout: Layout) -> NDArray[np.bool_]:
+        """What the mask hides of a block's partly visible ranges."""
+        at = layout.rows.start
+        if at in self._hidden:
+            return self._hidden[at]
+        hidden = layout.hidden(part.hidden)
+        if self.source.is_alike and hidden.shape[1] <= REMEMBERED and self.B * self.G > 1:
+            self._hidden[at] = hidden
+        return hidden
+
+
+def _given(source: Source, wanted: Wanted) -> Any:
+    """What the compiled loops read."""
+    at = source.positions
+    if wanted.values is not None:
+        vector, offsets = wanted.values, torch.zeros_like(at)
+    else:  # |position - s| for every s is a part of …, 2, 1, 0, 1, 2, …
+        low, high = (int(end) for end in at.aminmax()) if at.numel() else (0, 0)
+        vector, offsets = torch.arange(-high, source.k.shape[2] - low).abs(), high - at
+    known = (torch.empty(0, 0, 0),) * 2
+    if source.lse is not None:
+        powers = source.lse.double() * float(_tile().LOG2E)
+        reference = powers.round().nan_to_num(neginf=0)  # of a query that may attend to nothing
+        known = reference.float(), (powers - reference).exp2().float()
+    sinks = torch.empty(0) if source.sinks is None else source.sinks.float()
+    ends = (torch.empty(0, dtype=torch.long),) * 2 if source.interval is None else source.interval
+    tensors = (*known, sinks, *ends, at, F.pad(vector.float(), (0, STEP)), offsets)
+    return _tile().Given(*(x.detach().contiguous().numpy() for x in tensors))
+
+
+class _Room(NamedTuple):
+    """A worker's room for one block: the same for all heads."""
+
+    queries: Tensor  # (rows, heads, D)
+    scores: Tensor  # (rows · heads, columns and GAP)
+    products: list[tuple[Tensor, Tensor, Tensor]]  # what is multiplied, and where the product goes
+
+
+class _Share:
+    """The blocks of one worker."""
+
+    def __init__(self, work: _Pass, number: int, workers: int) -> None:
+        self.work, self.number, self.turn = work, number, 2 * workers
+        self.columns = work.columns()
+        height, lowest = (n * work.heads for n in (work.layouts.height, work.layouts.lowest))
+        self._keys = torch.empty(work.D, work.S)
+        self._queries = torch.empty(height * work.D)
+        self._scores = torch.empty(max(SCORES, lowest * work.layouts.widest) + height * GAP)
+        self._rooms: dict[int, _Room] = {}
+
+    def run(self) -> None:
+        """Block by block. Of each turn a worker has the first and the last, so that all have as many long rows."""
+        work, before = self.work, None
+        for at, (b, g, n) in enumerate(product(range(work.B), range(work.G), range(len(work.layouts)))):
+            if at % self.turn not in (self.number, self.turn - 1 - self.number):
+                continue
+            if before != (b, g):
+                before, heads = (b, g), slice(g * work.heads, (g + 1) * work.heads)
+                part, queries = work.source.part(b, heads), work.source.q[b, heads].transpose(0, 1)
+                self._keys.copy_(work.source.k[b, g].T).mul_(work.source.scale)
+            for layout in work.layouts[n]:
+                if layout.width:
+                    self._look(part, queries, b, heads.start, layout)
+
+    def _look(self, part: Part, queries: Tensor, b: int, first: int, layout: Layout) -> None:
+        work, room = self.work, self._room(layout)
+        room.queries.copy_(queries[layout.rows])
+        for left, right, out in room.products:
+            torch.mm(left, right, out=out)
+        if work.source.is_moved:
+            self._move(part, layout, room)
+        block = work.tile.Block(room.scores.numpy(), layout.runs, work.hidden(part, layout), layout.spots)
+        work.tile.look(block, work.heads, b, first, layout.rows.start, work.given, work.rows, self.columns, work.best)
+
+    def _room(self, layout: Layout) -> _Room:
+        """Made once a layout: slices of tensors take longer than one would think."""
+        if layout.rows.start not in self._rooms:
+            n = layout.height * self.work.heads
+            queries = self._queries[: n * self.work.D].view(n, -1)
+            scores = self._scores[: n * (layout.width + GAP)].view(n, -1)
+            products = [
+                (queries, self._keys[:, key : key + keys], scores[:, column : column + keys])
+                for column, _, key, keys in layout.runs.tolist()
+            ]
+            self._rooms[layout.rows.start] = _Room(queries.view(layout.height, -1, self.work.D), scores, products)
+        return self._rooms[layout.rows.start]
+
+    def _move(self, part: Part, layout: Layout, room: _Room) -> None:
+        """Soft-cap and bias."""
+        for (*_, key, keys), (*_, scores) in zip(layout.runs.tolist(), room.products, strict=True):
+            heads = scores.reshape(layout.height, -1, keys).transpose(0, 1)[None]  # (1, heads, rows, keys)
+            heads.copy_(part.moved(heads, layout.rows, slice(key, key + keys)))
+
+
+def _found(work: _Pass, shares: list[_Share]) -> Found | None:
+    """The shares together, and what follows from each row's sums, in float64."""
+    r, normaliser, *sums = (torch.from_numpy(x).double() for x in work.rows)
+    if not bool(torch.isfinite(normaliser).all()):
+        return None
+    log2e, log2 = float(work.tile.LOG2E), normaliser.log2()
+    lse = (r + log2) / log2e
+    found = {"lse": lse}
+    if work.wanted.rows:
+        total, inner, moment, most, first, itself = sums
+        entropy = ((log2.clamp(min=-1e9) * total - inner) * math.log(2)).clamp(min=0)
+        to_first, to_self = ((score * log2e - r).exp2() for score in (first, itself))
+        share = normaliser.reciprocal().masked_fill(normaliser == 0, 0)
+        rows = {"entropy": entropy, "moment": moment, "to_first": to_first, "to_self": to_self, "peak": most}
+        found |= {name: x * share for name, x in rows.items()}
+    columns = [share.columns for share in shares]
+    if work.wanted.columns:
+        found["received"] = torch.from_numpy(sum(x.received for x in columns))
+        found["received_peak"] = torch.from_numpy(np.maximum.reduce([x.received_peak for x in columns]))
+    if work.wanted.picture:
+        found["picture_sum"] = torch.from_numpy(sum(x.picture_sums for x in columns))
+        found["picture_max"] = torch.from_numpy(np.maximum.reduce([x.picture_peaks for x in columns]))
+    scores, keys = (torch.from_numpy(x) for x in work.best)
+    weights = torch.exp(scores.double() - lse.masked_fill(lse == -math.inf, 0)[..., None])
+    return Found(best=(weights.float(), keys), **{name: x.float() for name, x in found.items()})

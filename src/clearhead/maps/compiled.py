@@ -1,0 +1,136 @@
+"""SoftmaxMaps and the compiled pass on the CPU: when it is taken, and which of its results each reducer wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clearhead.kernels import cpu
+from clearhead.kernels.path import Path, forced
+from clearhead.maps import reductions as reduce
+
+if TYPE_CHECKING:
+    from clearhead.maps.softmax import SoftmaxMap
+
+FEW = 1 << 22  # weights: for fewer, loading the compiled loops would take longer than the pass
+MOST = 64  # of the largest weights of a row: they are put in order one by one
+
+
+def path(attn: SoftmaxMap) -> Path:
+    """The compiled pass, or tiles, and why."""
+    against = _against(attn)
+    if against is None:
+        return Path("cpu", "compiled loops over each block of scores while it is in cache")
+    return Path("tiles", f"PyTorch, tile by tile: {against}")
+
+
+def _against(attn: SoftmaxMap) -> str | None:
+    """What speaks against the compiled pass."""
+    if forced() == "tiles":
+        return "forced"
+    if attn.device.type != "cpu":
+        return f"the compiled loops run on the CPU, and q is on {attn.device}"
+    if attn.dtype is not torch.float32:
+        return f"the compiled loops compute in float32, and this is {attn.dtype}".replace("torch.", "")
+    if not attn._has_numbers:
+        return "q or k have no numbers (traced, on the meta device, or under vmap)"
+    if not prod(attn.shape) or (forced() is None and prod(attn.shape) < FEW):
+        return f"{prod(attn.shape):,} weights, too few for compiled loops to pay"
+    return cpu.missing()
+
+
+def look(attn: SoftmaxMap, wanted: cpu.Wanted) -> cpu.Found | None:
+    """One compiled pass, which also finds every row's lse; None where tiles must do it."""
+    if _against(attn) is not None or attn._needs_graph():
+        return None
+    attn._check_unchanged()
+    found = cpu.look(_source(attn), wanted)
+    if found is not None:
+        attn._kept_lse().copy_(found.lse)
+    return found
+
+
+def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> bool:
+    """Give every reducer its result; False where tiles must do it."""
+    asked = [_asked(reducer) for reducer in reducers]
+    names = [name for name, _ in asked]
+    if None in names or names.count("moment") > 1:
+        return False
+    how: dict[str, Any] = {name: value for _, some in asked for name, value in some.items()}
+    found = look(attn, cpu.Wanted(**how))
+    if found is None:
+        return False
+    for reducer, name in zip(reducers, names, strict=True):
+        result = getattr(found, str(name))
+        reducer.take(*(attn._shown(part) for part in (result if isinstance(result, tuple) else (result,))))
+    return True
+
+
+def _asked(reducer: Any) -> tuple[str | None, dict[str, Any]]:
+    """What a reducer wants, by its name in `cpu.Found`, and what the pass must be told; None: only tiles can."""
+    if type(reducer) is reduce.PerQuery:
+        return _asked_of_rows(reducer)
+    if type(reducer) is reduce.PerKey:
+        return "received_peak" if reducer.maximum else "received", {"columns": True}
+    if type(reducer) is reduce.Pool:
+        return "picture_max" if reducer.maximum else "picture_sum", {"picture": reducer.size}
+    if type(reducer) is reduce.TopK and reducer.k <= MOST:
+        return "best", {"best": reducer.k}
+    return None, {}
+
+
+def _asked_of_rows(reducer: reduce.PerQuery) -> tuple[str | None, dict[str, Any]]:
+    measure: Any = reducer.measure
+    if measure is reduce.peak and reducer.maximum:
+        return "peak", {"rows": True}
+    if reducer.maximum:
+        return None, {}
+    function = measure.func if isinstance(measure, partial) else measure
+    names = {reduce.entropy: "entropy", reduce.to_first: "to_first", reduce._to_self: "to_self"}
+    names |= {reduce._distance: "moment", reduce._mass: "moment"}
+    values = {"values": measure.args[0]} if function is reduce._mass else {}
+    return names.get(function), {"rows": True} | values
+
+
+class _Part:
+    """One batch entry, and the query heads that share a key head: a map of its own."""
+
+    def __init__(self, attn: SoftmaxMap, batch: int, heads: slice) -> None:
+        at = {"B": torch.tensor([batch]), "H": torch.arange(heads.start, heads.stop)}
+        self._attn: Any = attn._select(tuple(at[axis] for axis in attn._axes), None)
+
+    def moved(self, scores: Tensor, rows: slice, cols: slice) -> Tensor:
+        moved: Tensor = self._attn._biased(scores, *self._attn._grid(rows, cols))
+        return moved
+
+    def hidden(self, rows: slice, cols: slice) -> Tensor:
+        return _hidden(self._attn, rows, cols)[0]
+
+
+def _hidden(attn: SoftmaxMap, rows: slice, cols: slice) -> Tensor:
+    """What the mask hides, (B or 1, H or 1, t, s)."""
+    assert attn.mask is not None  # without a mask no range is partly visible
+    return ~attn.mask.allows(*attn._indices(*attn._grid(rows, cols)))
+
+
+def _source(attn: SoftmaxMap) -> cpu.Source:
+    kept, one = attn._kept_lse(), slice(0, 1)
+    everywhere = torch.zeros_like(attn._t), torch.full_like(attn._t, attn.shape[-1])
+    return cpu.Source(
+        attn._q,
+        attn._k,
+        attn.scale,
+        attn.positions,
+        attn,
+        partial(_Part, attn),
+        interval=everywhere if attn.mask is None else attn.mask.interval(attn._t, *attn._bound),
+        lse=None if bool(kept.isnan().any()) else kept,
+        sinks=None if attn.sinks is None else attn.sinks[attn._h],
+        is_moved=attn.bias is not None or attn.softcap is not None,
+        is_alike=attn.mask is None or _hidden(attn, one, one).shape[:2] == (1, 1),
+    )
