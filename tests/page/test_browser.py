@@ -75,10 +75,6 @@ def test_chips_labels_tables_and_pair_show_python_s_numbers(short: Made, show: S
     order = [int(rows.nth(i).get_attribute("data-i")) for i in range(rows.count())]
     expected = np.argsort(-row)[: len(order)].tolist()
     assert order[:-1] == expected[:-1]
-    column = weights_of(short, 6, 2)[:, 4]
-    seen = page.locator("#seen tr[data-i]").first
-    assert int(seen.get_attribute("data-i")) == int(column.argmax())
-    assert shares(seen.inner_text())[-1] == pytest.approx(column.max(), abs=6e-4)
     assert shares(opened.text("#pair > b"))[0] == pytest.approx(row[4], abs=6e-5)
     assert "exact" in opened.text("#note")
 
@@ -120,6 +116,23 @@ def test_a_causal_layer_beside_one_that_is_not(layer: int, show: Show):
     lines, others = opened.page.locator("#looks tr[data-i]").count(), opened.page.locator("#looks .rest")
     hidden = int(others.inner_text().split()[0]) if others.count() else 0
     assert lines + hidden == (21 if layer == 0 else 30)  # the keys that token 20 could see
+
+
+def test_a_head_without_vectors_has_its_row_and_its_column(quantised: Made, show: Show):
+    opened = show(quantised, hash="#h=6.2&q=30&k=4")
+    weights = weights_of(quantised, 6, 2)
+    for table, true in (("looks", weights[30]), ("seen", weights[:, 4])):
+        rows = opened.page.locator(f"#{table} tr[data-i]")
+        assert int(rows.first.get_attribute("data-i")) == int(true.argmax())
+        for i in range(rows.count() - 1):
+            at = int(rows.nth(i).get_attribute("data-i"))
+            assert shares(rows.nth(i).inner_text())[-1] == pytest.approx(true[at], abs=0.009)
+    second = opened.page.locator("#seen tr[data-i]").nth(1).get_attribute("data-i")
+    opened.page.click(f"#seen tr[data-i='{second}']")
+    assert f"q={second}&k=4" in opened.page.url
+    opened.page.keyboard.press("ArrowUp")
+    assert opened.page.evaluate("document.activeElement.closest('table').id") == "seen"
+    assert f"q={second}&" not in opened.page.url
 
 
 def test_eight_bit_heads_are_within_the_stated_error_and_say_so(quantised: Made, show: Show):

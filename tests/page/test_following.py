@@ -61,21 +61,24 @@ def test_everything_follows_the_pointer_while_nothing_is_pinned(short: Made, sho
             f"{short.tokens[token].strip()}{token} → {short.tokens[key].strip()}{key}"
         )
         assert page.get_attribute("#chips [aria-pressed=true]", "data-i") == str(key)
-        assert opened.text("#looks-title").replace("\n", " ") == f"{short.tokens[token].strip()}{token} looks at"
-        assert opened.text("#seen-title").replace("\n", " ") == f"{short.tokens[key].strip()}{key} is looked at by"
-        assert page.get_attribute("#seen .on", "data-i") == str(token)
+        assert re.search(f"{short.tokens[token].strip()}{token} .* {short.tokens[key].strip()}{key}", asked(opened))
+        assert page.get_attribute("#looks .on", "data-i") == str(key)
         assert page.locator(".is-query").first.get_attribute("id") == f"t{token}"
     page.mouse.move(700, 5)
-    assert opened.text("#looks-title").startswith("night30")
+    assert asked(opened).startswith("Why does night30")
 
 
-def test_both_tables_have_one_scale_of_bars(short: Made, show: Show):
-    page = show(short, hash="#h=6.2&q=30&k=4").page
-    weights = short.weights[1][2]
+def asked(opened: Opened) -> str:
+    return re.sub(r"\s+", " ", opened.text("#question"))
+
+
+def test_both_tables_have_one_scale_of_bars(quantised: Made, show: Show):
+    page = show(quantised, hash="#h=6.2&q=30&k=4").page
+    weights = quantised.weights[1][2]
     most = max(weights[30].max(), weights[:, 4].max(), 0.1)
     for table, weight in (("looks", weights[30]), ("seen", weights[:, 4])):
         for i, width in page.eval_on_selector_all(f"#{table} tr[data-i]", BARS):
-            assert width == pytest.approx(100 * weight[i] / most, abs=0.05)
+            assert width == pytest.approx(100 * weight[i] / most, abs=100 * 0.005 / most)  # of 8 bits
 
 
 class Even(torch.nn.Module):

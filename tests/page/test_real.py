@@ -41,10 +41,10 @@ def _rows(page: Any) -> dict[int, float]:
     rows = page.locator("#looks tr[data-i]")
     shown = {}
     for n in range(rows.count()):
-        found = re.search(r"([\d.]+)%\s*$", rows.nth(n).inner_text())
+        found = re.search(r"(<?)([\d.]+)%", rows.nth(n).inner_text())  # the first is the weight
         assert found
-        if "<" not in rows.nth(n).inner_text():
-            shown[int(rows.nth(n).get_attribute("data-i"))] = float(found[1]) / 100
+        if not found[1]:
+            shown[int(rows.nth(n).get_attribute("data-i"))] = float(found[2]) / 100
     return shown
 
 
@@ -77,7 +77,8 @@ def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_c
     (layer, head), attn = view.page().exact[0], view.maps[view.page().exact[0][0]][0]
     page.click(f"[data-head='{layer}.{head}']")
     page.locator("#head-title", has_text=f"Layer {layer} · head {head}").wait_for()
-    q, k = attn.q[head], attn.k[head // (attn.q.shape[0] // attn.k.shape[0])]
+    group = head // (attn.q.shape[0] // attn.k.shape[0])
+    q, k, v = attn.q[head].numpy(), attn.k[group].numpy(), attn.v[group].numpy()
     for query in (67, 40, 6):
         page.click(f"#t{query}")
         for key in {0, query // 2, query}:
@@ -85,7 +86,8 @@ def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_c
             assert float(page.inner_text("#pair > b").strip("%<")) == pytest.approx(
                 100 * float(view.maps[layer][0, head, query, key]), abs=0.11
             )
-            check(page, q[query].numpy(), k[: query + 1].numpy(), float(attn.scale), query, key)
+            seen = slice(query + 1)
+            check(page, q[query], k[seen], v[seen], float(attn.scale), query, key)
     left_out = next(h for h in view.heads() if (h.layer, h.head) not in view.page().exact)
     page.click(f"[data-head='{left_out.layer}.{left_out.head}']")
     page.locator("#steps", has_text="needs q and k of this head").wait_for()

@@ -68,7 +68,7 @@ async function blob(name) {
 }
 
 // `count` values of `width` bytes, from byte planes to an array of `Kind`.
-function joined(raw, offset, count, width, Kind) {
+export function joined(raw, offset, count, width, Kind) {
   const out = new Uint8Array(count * Kind.BYTES_PER_ELEMENT);
   for (let plane = 0; plane < width; plane++) {
     for (let i = 0, from = offset + plane * count; i < count; i++)
@@ -197,6 +197,7 @@ export class Trace {
       lse: mine.subarray(size),
       k: theirs.subarray(0, size),
       v: theirs.subarray(size),
+      terms: await blob("p." + name),
     });
   }
 }

@@ -19,7 +19,7 @@ export function layOut() {
   const head = small ? 36 : 44;
   const atlas = atlasWidth(width, height, head, small);
   root.setProperty("--atlas", atlas + "px");
-  const lower = clamp(Math.round(height * 0.405), body.contains("medium") ? 308 : 362, 400);
+  const lower = lowerHeight(height, body.contains("medium"));
   root.setProperty("--lower", lower + "px");
   const rest = width - atlas;
   const side =
@@ -27,6 +27,12 @@ export function layOut() {
       ? rest * 0.5
       : clamp(height - head - lower - 56, 290, rest * (rest < 860 ? 0.4 : 0.46));
   root.setProperty("--side", Math.round(side) + "px");
+}
+
+// A few tokens leave room for a derivation in which every number is written out.
+function lowerHeight(height, medium) {
+  if (view.trace.n <= 12 && view.trace.layers.some(({ d }) => d <= 4)) return Math.round(height * 0.53);
+  return clamp(Math.round(height * 0.405), medium ? 308 : 362, 400);
 }
 
 function atlasWidth(width, height, head, small) {

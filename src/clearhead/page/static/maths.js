@@ -1,26 +1,43 @@
 // Formulas as MathML, and numbers rounded for them. MathML is text here: letters and numbers, never a token.
 
-export const mi = (letter) => `<mi>${letter}</mi>`;
+export const mi = (letter, kind = "") => `<mi class="${kind}">${letter}</mi>`;
 export const mn = (number, kind = "") => `<mn class="${kind}">${number}</mn>`;
-export const mo = (sign) => `<mo>${sign}</mo>`;
-export const vector = (letter, i, kind) =>
-  `<msub class="${kind}"><mi mathvariant="normal">${letter}</mi>${mn(i)}</msub>`;
+export const mo = (sign) => `<mo form="infix">${sign}</mo>`; // with space around, at the start of a line too
+const fence = (sign, form) => `<mo form="${form}">${sign}</mo>`;
+export const bold = (letter, kind = "") => `<mi mathvariant="normal" class="${kind}">${letter}</mi>`;
+export const sub = (letter, index, kind = "") => `<msub class="${kind}">${letter}${index}</msub>`;
+export const vector = (letter, i, kind = "") => sub(bold(letter), mn(i), kind);
 export const over = (above, below) => `<mfrac><mrow>${above}</mrow><mrow>${below}</mrow></mfrac>`;
 export const root = (x) => `<msqrt>${x}</msqrt>`;
 export const power = (exponent) => `<msup>${mi("e")}<mrow>${exponent}</mrow></msup>`;
+export const sumOver = (index) => `<munder>${mo("∑")}${mi(index)}</munder>`;
+export const length = (x) =>
+  `<mo stretchy="false" rspace="0">‖</mo>${x}<mo stretchy="false" lspace="0">‖</mo>`;
+export const sideBySide = (...parts) =>
+  `<mrow>${fence("[", "prefix")}${parts.join("")}${fence("]", "postfix")}</mrow>`;
 // A part of a line: the line may break after it.
 export const piece = (...parts) => `<math displaystyle="true"><mrow>${parts.join("")}</mrow></math> `;
+// One that is left out where the line is too narrow.
+export const spare = (...parts) => `<span class="spare">${piece(...parts)}</span>`;
+
+// Numbers in brackets: a row of them, or rows under one another.
+export function matrix(rows, kind = "") {
+  const row = (texts) => `<mtr>${texts.map((text) => `<mtd>${mn(text, kind)}</mtd>`).join("")}</mtr>`;
+  return `<mtable>${rows.map(row).join("")}</mtable>`; // its brackets are borders: few fonts have any that stretch
+}
 
 const minus = (text) => text.replace("-", /[1-9]/.test(text) ? "−" : "");
 export const decimal = (x, places) => minus(x.toFixed(places));
-export const bracketed = (text, kind) =>
-  text[0] === "−" ? mo("(") + mn(text, kind) + mo(")") : mn(text, kind);
-export const factor = (x, places, kind) => bracketed(decimal(x, places).replace(/\.?0+$/, ""), kind);
+export const trimmed = (x, places) => decimal(x, places).replace(/\.?0+$/, "");
+export const signed = (text) => (text[0] === "−" ? text : "+" + text);
+export const bracketed = (text, kind = "") =>
+  text[0] === "−" ? fence("(", "prefix") + mn(text, kind) + fence(")", "postfix") : mn(text, kind);
+export const factor = (x, places, kind = "") => bracketed(trimmed(x, places), kind);
 export const summed = (texts) =>
   texts.map((t, i) => (i ? mo(t[0] === "−" ? "−" : "+") + mn(t.replace("−", "")) : mn(t))).join("");
 
 // x ≥ 0 to three digits.
-export function digits(x, kind) {
+export function digits(x, kind = "") {
   const [mantissa, exponent] = x.toExponential(2).split("e");
   if (exponent > -5 && exponent < 5) return mn(x.toFixed(Math.max(0, 2 - exponent)), kind);
   const tens = `<msup>${mn(10)}${mn(minus(String(Number(exponent))))}</msup>`;

@@ -1,85 +1,163 @@
-// The row and the column of the chosen pair as tables: what the query looks at, and what looks at the key.
+// Beside the derivation: what the query looks at, and what it gets from there. A head whose vectors are not here has
+// its row and its column instead.
 import { $, clamp, el, grouped, percent, shown } from "./util.js";
 import { keyOf, on, queryOf, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
+import { derived } from "./derivation.js";
 import { sizes } from "./layout.js";
 
 const ROW = 17,
   SHORTEST_SCALE = 0.1; // a full bar stands for this weight at least
 
-// As many lines as fit under the heading and above the note.
-function room() {
-  const space = $("#two").clientHeight - 26 - ROW * 2;
+const PLURAL = { key: "keys", query: "queries" };
+const othersOf = (count, word) => `${grouped(count)} other ${count === 1 ? word : PLURAL[word]}`;
+const cell = (text, kind) => el("td", { class: kind }, text);
+const shareBar = (x, most) =>
+  el("b", { class: x < 0 ? "negative" : null, style: `width:${(100 * Math.abs(x)) / most}%` });
+
+// As many lines as fit between the heading and the line of the others.
+function room(box, above) {
+  const space = box.clientHeight - above - ROW * 2;
   return clamp(Math.floor(space / ROW), 1, sizes.small ? 14 : 18);
 }
 
-function line(i, rank, weight, most, chosen) {
-  const bar = el("b", { style: `width:${(100 * weight) / most}%` });
+// The lines to show, strongest first: as many as there is room for, and the chosen one among them, with its rank.
+function chosenLines(weights, chosen, among, space) {
+  const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]);
+  const lines = order.slice(0, among === space + 1 ? among : space), // one more takes the line of the others
+    at = order.indexOf(chosen);
+  if (at >= lines.length) lines[lines.length - 1] = chosen;
+  return lines.map((i) => [i, order.indexOf(i) + 1]);
+}
+
+function tableLine(i, rank, chosen, ...cells) {
   return el(
     "tr",
-    { "data-i": i, tabindex: -1, class: chosen ? "on" : "", "aria-current": chosen },
-    el("td", { class: "left mute" }, String(rank)),
-    el("td", { class: "left word" }, shown(view.trace.tokens[i])),
-    el("td", { class: "mute" }, grouped(i)),
-    el("td", { class: "bars" }, bar),
-    el("td", {}, percent(weight, view.weights.exact)),
+    { "data-i": i, tabindex: -1, class: i === chosen ? "on" : "", "aria-current": i === chosen },
+    cell(String(rank), "left mute"),
+    cell(shown(view.trace.tokens[i]), "left word"),
+    cell(grouped(i), "mute"),
+    ...cells,
   );
 }
 
-function heading(word) {
-  return el(
-    "thead",
-    {},
-    el(
-      "tr",
-      {},
-      el("th"),
-      el("th", { class: "left" }, word),
-      el("th", {}, "at"),
-      el("th", { class: "left bars" }, "weight, α"),
-      el("th"),
+function othersLine(count, word, ...cells) {
+  return el("tr", { class: "rest" }, el("td"), cell(othersOf(count, word), "left"), el("td"), ...cells);
+}
+
+// Widths of the columns, then their headings.
+function headingOf(widths, word, ...more) {
+  const columns = widths.map((width) => el("col", { style: width && `width:${width}` }));
+  const cells = [el("th"), el("th", { class: "left" }, word), el("th", {}, "at"), ...more];
+  return [el("colgroup", {}, ...columns), el("thead", {}, el("tr", {}, ...cells))];
+}
+
+// --- what it looks at and what it gets ----------------------------------------------------------------------
+
+const NORM =
+  '<math><mo stretchy="false" lspace="0" rspace="0">‖</mo><mi>v</mi><mo stretchy="false" lspace="0" rspace="0">‖</mo></math>';
+
+const WIDTHS = ["24px", "", "38px", "50px", "14%", "50px", "54px", "14%", "50px"];
+
+// A part of z in percent: it may be negative.
+const partOf = (x) => (Math.abs(x) < 0.001 ? "<0.1%" : (100 * x).toFixed(1).replace("-", "−") + "%");
+// What is shown of a list, as a number: the others are the whole without it.
+const tenths = (x) => (Math.abs(x) < 0.001 ? 0 : Math.round(1000 * x));
+const without = (shares) => (1000 - shares.reduce((sum, x) => sum + tenths(x), 0)) / 1000;
+
+function drawDerived(numbers) {
+  const { scores, lse, key, seen, norm, share } = numbers;
+  const weights = scores.map((s) => Math.exp(s - lse));
+  const lines = chosenLines(weights, key, seen, room($("#tables"), 0));
+  const most = lines.reduce((a, [i]) => Math.max(a, weights[i], Math.abs(share(i))), SHORTEST_SCALE);
+  const made = lines.map(([i, rank]) =>
+    tableLine(
+      i,
+      rank,
+      key,
+      cell(scores[i].toFixed(2).replace("-", "−")),
+      el("td", { class: "bars" }, shareBar(weights[i], most)),
+      cell(percent(weights[i])),
+      cell(norm(i).toPrecision(3), "norm"),
+      el("td", { class: "bars" }, shareBar(share(i), most)),
+      cell(partOf(share(i))),
     ),
   );
+  const others = seen - lines.length;
+  if (others > 0) {
+    const left = without(lines.map(([i]) => weights[i])), // never 0%: what is too little to tell is not nothing
+      got = without(lines.map(([i]) => share(i)));
+    made.push(
+      othersLine(
+        others,
+        "key",
+        el("td"),
+        el("td"),
+        cell(percent(Math.max(left, 1e-9))),
+        el("td"),
+        el("td"),
+        cell(partOf(got)),
+      ),
+    );
+  }
+  const size = el("th", { class: "norm" });
+  size.innerHTML = NORM;
+  const gets = ["gets from", el("span", { class: "hint" }, ", share of z")],
+    why =
+      "α (v·z) / |z|²: the part of z, measured along z, that the key brings. Adds up to 100%, can be negative.";
+  $("#looks").replaceChildren(
+    ...headingOf(
+      WIDTHS,
+      "key",
+      el("th", {}, "s"),
+      el("th", { class: "left bars", colspan: 2 }, "looks at, α"),
+      size,
+      el("th", { class: "left bars", colspan: 2, title: why }, ...gets),
+    ),
+    el("tbody", {}, ...made),
+  );
 }
+
+// --- the row and the column ---------------------------------------------------------------------------------
 
 // `among`: how many could be in the list. `most`: the weight of a full bar. `total`: 1 for a row; null where
 // shares do not add up to one.
 function fill(table, word, weights, chosen, among, most, total) {
-  const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]);
-  const space = room();
-  const lines = order.slice(0, among === space + 1 ? among : space), // one more takes the line of the others
-    at = order.indexOf(chosen);
-  if (at >= lines.length) lines[lines.length - 1] = chosen; // the chosen one stays in sight, with its rank
-  const others = among - lines.length;
-  const body = el(
-    "tbody",
-    {},
-    ...lines.map((i) => line(i, order.indexOf(i) + 1, weights[i], most, i === chosen)),
+  const lines = chosenLines(weights, chosen, among, room($("#two"), 26));
+  const share = (x) => percent(x, view.weights.exact);
+  const made = lines.map(([i, rank]) =>
+    tableLine(
+      i,
+      rank,
+      chosen,
+      el("td", { class: "bars" }, shareBar(weights[i], most)),
+      cell(share(weights[i])),
+    ),
   );
+  const others = among - lines.length;
   if (others > 0) {
-    const rest = total == null ? null : total - lines.reduce((sum, i) => sum + weights[i], 0);
-    body.append(
-      el(
-        "tr",
-        { class: "rest" },
-        el("td"),
-        el("td", { class: "left", colspan: 3 }, othersOf(others, word)),
-        // never 0%: what is too little to be told is not nothing
-        el("td", {}, rest == null ? "" : percent(Math.max(rest, 1e-9), view.weights.exact)),
-      ),
-    );
+    const left = total == null ? null : total - lines.reduce((sum, [i]) => sum + weights[i], 0);
+    made.push(othersLine(others, word, el("td"), cell(left == null ? "" : share(Math.max(left, 1e-9)))));
   }
-  table.replaceChildren(heading(word), body);
+  table.replaceChildren(
+    ...headingOf(
+      ["30px", "", "52px", "42%", "54px"],
+      word,
+      el("th", { class: "left bars" }, "weight, α"),
+      el("th"),
+    ),
+    el("tbody", {}, ...made),
+  );
 }
-
-const PLURAL = { key: "keys", query: "queries" };
-const othersOf = (count, word) => `${grouped(count)} other ${count === 1 ? word : PLURAL[word]}`;
 
 function drawTables() {
   if (!$("#tables").clientWidth) return;
   const { weights } = view,
-    query = queryOf(),
+    numbers = derived();
+  $("#looks").classList.toggle("derived", numbers != null);
+  if (numbers) return drawDerived(numbers);
+  const query = queryOf(),
     key = keyOf(),
     row = weights.row(query),
     column = weights.column(key);
@@ -91,7 +169,7 @@ function drawTables() {
   fill($("#seen"), "query", column, query, weights.causal ? weights.n - key : weights.n, most, null);
 }
 
-// Whether this head's numbers are exact, and what the file leaves out.
+// What the file leaves out of this head.
 function drawNote() {
   const { weights, trace } = view;
   const here = weights.exact

@@ -1,0 +1,199 @@
+// The first and the last step of a derivation: how q comes of the layer's input, and what becomes of z.
+import {
+  addingUp,
+  bold,
+  decimal,
+  factor,
+  matrix,
+  mi,
+  mn,
+  mo,
+  piece,
+  sideBySide,
+  spare,
+  sub,
+  summed,
+  trimmed,
+  vector,
+} from "./maths.js";
+import { decimalsForSums } from "./numbers.js";
+
+const BRIEF = 2; // products of a long sum that fit on its line
+const KIND = { q: "query", k: "key", v: "value" };
+const matrixOf = (name) => sub(mi("W"), mi(name));
+
+const aside = (words) => `<span class="aside">${words}</span> `;
+const escaped = (words) => words.replace(/[&<"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+const plain = (words) => ["", `<span class="plain" title="${escaped(words)}">${escaped(words)}</span>`];
+const after = (...markup) => `<span class="after">${markup.join("")}</span>`; // left out where it does not fit
+const plus = (text) => mo(text[0] === "−" ? "−" : "+") + mn(text.replace("−", ""));
+
+// The products that are told, the rest of the sum if there is one, and the sum: a letter's number at one place.
+function toldSum(name, products, sum, rest) {
+  if (rest === "⋯") products = products.slice(0, BRIEF);
+  const factors = products.map(({ factor: a, weight: b }) => factor(a, 3) + mo("×") + factor(b, 3));
+  const values = products.map(({ factor: a, weight: b }) => a * b);
+  if (rest) values.push(sum - values.reduce((a, b) => a + b, 0));
+  return (
+    piece(name) +
+    spare(mo("="), [...factors, ...(rest ? [mi(rest)] : [])].join(mo("+"))) +
+    piece(mo("="), summed(addingUp(values, sum, 3)), mo("="), mn(decimal(sum, 3)))
+  );
+}
+
+const restOf = (all, told, bias) => (told < all ? "⋯" : bias ? "b" : "");
+const HOW = { turn: "turned", factor: "times a factor" };
+
+// What becomes of a number of the product before it is compared.
+function turned({ place, product, partner, its, cos, sin }, { turn }) {
+  const q = cos * product + sin * its,
+    letter = (name, i) => sub(mi(name), mn(i));
+  const factors = [
+    [cos, product],
+    [sin, its],
+  ];
+  const places = decimalsForSums([[factors, q]]);
+  const term = (a, x) => factor(a, places) + mo("×") + factor(x, places);
+  const [other, terms] =
+    turn === "turn" && partner !== place
+      ? [" with dim " + partner, term(cos, product) + mo("+") + term(sin, its)]
+      : ["", term(cos, product)];
+  return after(
+    aside(HOW[turn] + other + ":"),
+    piece(letter("q", place), mo("="), terms, mo("="), mn(decimal(q, 3), "query")),
+  );
+}
+
+// One number of q: the products that are told, and what becomes of it.
+function projectOne(number, { inputs, products: told, bias, turn }) {
+  const name = sub(mi(turn ? "a" : "q"), mn(number.place));
+  const sum = toldSum(name, number.products, number.product, restOf(inputs, told, bias));
+  return sum + (turn ? turned(number, { turn }) : "");
+}
+
+// Rows of numbers as text, with as many decimals as the products need to give their sums.
+function factorsOf(numbers, sums) {
+  const places = decimalsForSums(sums);
+  const told = numbers[0].products;
+  return {
+    row: told.map(({ factor: x }) => trimmed(x, places)),
+    rows: told.map((_, m) => numbers.map(({ products }) => trimmed(products[m].weight, places))),
+    bias: numbers.map(({ bias }) => trimmed(bias, places)),
+  };
+}
+
+const pairsOf = ({ products }) => products.map(({ factor: a, weight: b }) => [a, b]);
+
+const lineOfParts = (markup) => `<div class="line">${markup}</div>`;
+
+// x W of a token, with all numbers.
+function projectAll(name, token, { bias, turn }, numbers) {
+  const letter = turn && name !== "v" ? "a" : name;
+  const sums = numbers.map((number) => [[...pairsOf(number), [1, number.bias]], number.product]);
+  const told = factorsOf(numbers, sums);
+  const result = (values, kind) => matrix([values.map((x) => decimal(x, 3))], kind);
+  const own = letter === "a" ? "" : KIND[name];
+  const sum = numbers.map((number) => number.product);
+  const parts =
+    piece(
+      vector(letter, token, own),
+      mo("="),
+      vector("x", token),
+      matrixOf(name.toUpperCase()),
+      bias ? mo("+") + bold("b") : "",
+    ) +
+    piece(mo("="), matrix([told.row]), matrix(told.rows)) +
+    (bias ? piece(mo("+"), matrix([told.bias])) : "") +
+    piece(mo("="), result(sum, own));
+  if (letter !== "a") return lineOfParts(parts);
+  const done = numbers.map(({ cos, product: x, sin, its }) => cos * x + sin * its);
+  return lineOfParts(
+    parts +
+      aside(HOW[turn] + ":") +
+      piece(vector(name, token, KIND[name]), mo("="), result(done, KIND[name])),
+  );
+}
+
+export function project({ query, key }, terms) {
+  const { project: facts } = terms;
+  if (facts.why) return plain(`How q comes of the layer’s input is not shown: ${facts.why}.`);
+  if (facts.same.includes("q")) {
+    const names = facts.same.join(", ").replace(/, (\w)$/, " and $1");
+    return plain(
+      `${names} ${facts.same.length > 1 ? "are" : "is"} the layer’s input x itself: it has no matrix.`,
+    );
+  }
+  const told = facts.inputs === facts.products && facts.places.q > 1,
+    formula = [vector(facts.turn ? "a" : "q", query, facts.turn ? "" : "query"), mo("="), vector("x", query)];
+  if (!told) {
+    const sums = terms.of("q", query).map((number) => projectOne(number, facts));
+    return ["multiply the layer’s input with a matrix", piece(...formula, matrixOf("Q")) + sums.join("")];
+  }
+  const all = [
+    ["q", query],
+    ["k", key],
+    ["v", key],
+  ].filter(([name]) => facts.of.includes(name));
+  const products = all.map(([name, token]) => projectAll(name, token, facts, terms.of(name, token)));
+  return ["multiply the layer’s input with its matrices", products.join("")];
+}
+
+// The number of the output to which the head adds most.
+function outputOne([number], { width, places, products, bias }, dv, heads) {
+  const told = toldSum(
+    sub(mi("h"), mn(number.place)),
+    number.products,
+    number.added,
+    restOf(dv, products, false),
+  );
+  const others = heads > 1 ? `the other ${heads - 1} head${heads > 2 ? "s" : ""}` : "";
+  const more = [others, bias ? "the bias" : ""].filter(Boolean);
+  if (!more.length) return told;
+  const [mine, rest, fixed] = addingUp([number.added, number.others, number.bias], number.total, 3);
+  const terms = mn(mine) + (others ? plus(rest) : "") + (bias ? plus(fixed) : "");
+  const whole = piece(sub(mi("o"), mn(number.place)), mo("="), terms, mo("="), mn(decimal(number.total, 3)));
+  return told + after(aside(`with ${more.join(" and ")}:`), whole);
+}
+
+function outputAll(numbers, { bias }, heads) {
+  const told = factorsOf(
+    numbers,
+    numbers.map((number) => [pairsOf(number), number.added]),
+  );
+  const sums = numbers.map(({ added, others, bias: b, total }) => [
+    ...addingUp([added, others, b], total, 3),
+    decimal(total, 3),
+  ]);
+  const row = (which) => matrix([sums.map((texts) => texts[which])]);
+  const mine = piece(mo("="), matrix([told.row]), matrix(told.rows), mo("="), row(0));
+  if (heads === 1 && !bias) return mine;
+  const others = heads > 1 ? piece(mo("+"), row(1)) : "";
+  const names = [...(heads > 1 ? ["the other heads"] : []), ...(bias ? ["the bias"] : [])].join(" and ");
+  const whole =
+    piece(bold("o"), mo("="), row(0)) +
+    others +
+    (bias ? piece(mo("+"), row(2)) : "") +
+    piece(mo("="), row(3));
+  return mine + aside(`with ${names}:`) + whole;
+}
+
+export function output({ query, dv }, terms, heads) {
+  const { output: facts } = terms;
+  if (facts.same && heads === 1)
+    return plain("The layer’s output is z: it has one head and no matrix after it.");
+  if (facts.same)
+    return plain(`The layer’s output is the z of its ${heads} heads side by side, with no matrix after.`);
+  if (facts.why) return plain(`What the layer makes of z is not shown: ${facts.why}.`);
+  const numbers = terms.out(query),
+    whole = numbers.length > 1 && facts.products === dv;
+  const several = sideBySide(vector("z", 0), mi("⋯"), vector("z", heads - 1));
+  const bias = facts.bias ? mo("+") + bold("b") : "";
+  const formula = piece(vector("o", query), mo("="), heads > 1 ? several : bold("z"), matrixOf("O"), bias);
+  const [hint, sums] = whole
+    ? ["the heads side by side, times a matrix; of this head", outputAll(numbers, facts, heads)]
+    : [
+        `the heads side by side, times a matrix; this head adds most to dim ${numbers[0].place} of ${facts.width}`,
+        "",
+      ];
+  return [hint, formula + (sums || outputOne(numbers, facts, dv, heads))];
+}
