@@ -41,8 +41,8 @@ def find_turn(a: Tensor, q: Tensor) -> Turn | None:
     """The turn that makes q (R, H, D) of a (R, H, D); None if no turn does, or nothing happens."""
     if a.shape != q.shape or not q.any():
         return None
+    within = max(4 * torch.finfo(q.dtype).eps, 1e-4) * float(q.abs().max())
     a, q = a.double(), q.double()
-    within = max(4 * torch.finfo(torch.float32).eps, 1e-4) * float(q.abs().max())
     D = q.shape[-1]
     factor = float((a * q).sum() / (a * a).sum())
     if (a * factor - q).abs().max() <= within:

@@ -4,6 +4,7 @@ import {
   bold,
   decimal,
   factor,
+  lastTerm,
   matrix,
   mi,
   mn,
@@ -138,42 +139,42 @@ export function project({ query, key }, terms) {
   return ["multiply the layer’s input with its matrices", products.join("")];
 }
 
+// What this head adds, what the others add, the bias, and their sum; as text that adds up.
+function partsOf({ added, bias, total }, heads) {
+  const [mine, whole] = [decimal(added, 3), decimal(total, 3)];
+  if (heads === 1) return { mine, whole, bias: lastTerm(whole, [mine], 3) };
+  const fixed = decimal(bias, 3);
+  return { mine, whole, bias: fixed, others: lastTerm(whole, [mine, fixed], 3) };
+}
+
+function othersIn(heads, bias) {
+  const others = heads > 1 ? [`the other ${heads === 2 ? "head" : `${heads - 1} heads`}`] : [];
+  return [...others, ...(bias ? ["the bias"] : [])].join(" and ");
+}
+
 // The number of the output to which the head adds most.
-function outputOne([number], { width, places, products, bias }, dv, heads) {
-  const told = toldSum(
-    sub(mi("h"), mn(number.place)),
-    number.products,
-    number.added,
-    restOf(dv, products, false),
-  );
-  const others = heads > 1 ? `the other ${heads - 1} head${heads > 2 ? "s" : ""}` : "";
-  const more = [others, bias ? "the bias" : ""].filter(Boolean);
-  if (!more.length) return told;
-  const [mine, rest, fixed] = addingUp([number.added, number.others, number.bias], number.total, 3);
-  const terms = mn(mine) + (others ? plus(rest) : "") + (bias ? plus(fixed) : "");
-  const whole = piece(sub(mi("o"), mn(number.place)), mo("="), terms, mo("="), mn(decimal(number.total, 3)));
-  return told + after(aside(`with ${more.join(" and ")}:`), whole);
+function outputOne([number], { products, bias }, dv, heads) {
+  const place = mn(number.place),
+    told = toldSum(sub(mi("h"), place), number.products, number.added, restOf(dv, products, false));
+  const names = othersIn(heads, bias);
+  if (!names) return told;
+  const parts = partsOf(number, heads);
+  const terms = mn(parts.mine) + (heads > 1 ? plus(parts.others) : "") + (bias ? plus(parts.bias) : "");
+  const whole = piece(sub(mi("o"), place), mo("="), terms, mo("="), mn(parts.whole));
+  return told + after(aside(`with ${names}:`), whole);
 }
 
 function outputAll(numbers, { bias }, heads) {
-  const told = factorsOf(
-    numbers,
-    numbers.map((number) => [pairsOf(number), number.added]),
-  );
-  const sums = numbers.map(({ added, others, bias: b, total }) => [
-    ...addingUp([added, others, b], total, 3),
-    decimal(total, 3),
-  ]);
-  const row = (which) => matrix([sums.map((texts) => texts[which])]);
-  const mine = piece(mo("="), matrix([told.row]), matrix(told.rows), mo("="), row(0));
-  if (heads === 1 && !bias) return mine;
-  const others = heads > 1 ? piece(mo("+"), row(1)) : "";
-  const names = [...(heads > 1 ? ["the other heads"] : []), ...(bias ? ["the bias"] : [])].join(" and ");
-  const whole =
-    piece(bold("o"), mo("="), row(0)) +
-    others +
-    (bias ? piece(mo("+"), row(2)) : "") +
-    piece(mo("="), row(3));
+  const sums = numbers.map((number) => [pairsOf(number), number.added]),
+    told = factorsOf(numbers, sums),
+    parts = numbers.map((number) => partsOf(number, heads)),
+    names = othersIn(heads, bias);
+  const row = (name) => matrix([parts.map((texts) => texts[name])]);
+  const mine = piece(mo("="), matrix([told.row]), matrix(told.rows), mo("="), row("mine"));
+  if (!names) return mine;
+  const more = [...(heads > 1 ? ["others"] : []), ...(bias ? ["bias"] : [])];
+  const terms = more.map((name) => piece(mo("+"), row(name))).join("");
+  const whole = piece(bold("o"), mo("="), row("mine")) + terms + piece(mo("="), row("whole"));
   return mine + aside(`with ${names}:`) + whole;
 }
 

@@ -53,3 +53,9 @@ export function addingUp(numbers, sum, places) {
   for (const i of losing.slice(0, Math.max(0, missing))) down[i]++;
   return down.map((x) => decimal(x / 10 ** places, places));
 }
+
+// The last of some terms, so that they add up to a sum as they are shown.
+export function lastTerm(sum, terms, places) {
+  const units = (text) => Math.round(Number(text.replace("−", "-")) * 10 ** places);
+  return decimal((units(sum) - terms.reduce((total, text) => total + units(text), 0)) / 10 ** places, places);
+}
