@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,13 +27,10 @@ from clearhead.kernels.cpu_layout import STEP, Layout, Layouts
 from clearhead.kernels.tiles import Bounded
 from clearhead.kernels.workers import together
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 # Measured (9 heads, 4,096 tokens, causal, two cores with 2 MB of cache each): 96 … 192 rows within 3 %.
-ROWS = 128  # rows a product, those of all heads that share it
+ROWS = 128  # queries a block, of all heads that share a product
 FEWEST = 16  # fewer make the product slow, however many keys there are
-SCORES = 1 << 19  # 2 MB: more would not stay in cache
+SCORES = 1 << 20  # 4 MB: more would not stay in cache
 GAP = 16  # unused scores at the end of a row: rows a power of two apart would fight for one place in the cache
 REMEMBERED = 256  # keys a row: so much of a mask is remembered from one key head to the next
 
@@ -130,13 +127,11 @@ class _Pass:
         self.B, self.H, self.T, self.D = source.q.shape
         self.G, self.S = source.k.shape[1:3]
         self.heads = self.H // max(1, self.G)
-        height = max(1, ROWS // max(1, self.heads))
         lowest = max(1, FEWEST // max(1, self.heads))
         ends = None if source.interval is None else (source.interval[0].numpy(), source.interval[1].numpy())
-        self.layouts = Layouts(source.bounded, ends, self.T, self.S, height, lowest, SCORES // max(1, self.heads))
+        self.layouts = Layouts(source.bounded, ends, self.T, self.S, ROWS, lowest, SCORES // max(1, self.heads))
         self.given = _given(source, wanted)
         self.rows, self.best = self._rows(), self._best()
-        self._hidden: dict[int, NDArray[np.bool_]] = {}
 
     def _rows(self) -> Any:
         every = (self.B, self.H, self.T)
@@ -162,16 +157,6 @@ class _Pass:
         sums = [np.zeros(size, dtype) for size in (keys, picture) for dtype in (np.float64, np.float32)]
         return self.tile.Columns(*(np.zeros(scratch, np.float32) for _ in range(2)), *sums[:2], *pixels, *sums[2:])
 
-    def hidden(self, part: Part, layout: Layout) -> NDArray[np.bool_]:
-        """What the mask hides of a block's partly visible ranges."""
-        at = layout.rows.start
-        if at in self._hidden:
-            return self._hidden[at]
-        hidden = layout.hidden(part.hidden)
-        if self.source.is_alike and hidden.shape[1] <= REMEMBERED and self.B * self.G > 1:
-            self._hidden[at] = hidden
-        return hidden
-
 
 def _given(source: Source, wanted: Wanted) -> Any:
     """What the compiled loops read."""
@@ -196,15 +181,15 @@ class _Room(NamedTuple):
     """A worker's room for one block: the same for all heads."""
 
     queries: Tensor  # (rows, heads, D)
-    scores: Tensor  # (rows · heads, columns and GAP)
     products: list[tuple[Tensor, Tensor, Tensor]]  # what is multiplied, and where the product goes
+    block: Any  # the scores, and what is hidden of them where that is the same for all heads
 
 
 class _Share:
     """The blocks of one worker."""
 
     def __init__(self, work: _Pass, number: int, workers: int) -> None:
-        self.work, self.number, self.turn = work, number, 2 * workers
+        self.work, self._turns = work, _turns(work, number, workers)
         self.columns = work.columns()
         height, lowest = (n * work.heads for n in (work.layouts.height, work.layouts.lowest))
         self._keys = torch.empty(work.D, work.S)
@@ -213,11 +198,9 @@ class _Share:
         self._rooms: dict[int, _Room] = {}
 
     def run(self) -> None:
-        """Block by block. Of each turn a worker has the first and the last, so that all have as many long rows."""
+        """Block by block."""
         work, before = self.work, None
-        for at, (b, g, n) in enumerate(product(range(work.B), range(work.G), range(len(work.layouts)))):
-            if at % self.turn not in (self.number, self.turn - 1 - self.number):
-                continue
+        for b, g, n in self._turns:
             if before != (b, g):
                 before, heads = (b, g), slice(g * work.heads, (g + 1) * work.heads)
                 part, queries = work.source.part(b, heads), work.source.q[b, heads].transpose(0, 1)
@@ -227,27 +210,32 @@ class _Share:
                     self._look(part, queries, b, heads.start, layout)
 
     def _look(self, part: Part, queries: Tensor, b: int, first: int, layout: Layout) -> None:
-        work, room = self.work, self._room(layout)
+        work, start = self.work, layout.rows.start
+        room = self._rooms.get(start) or self._room(layout, part)
         room.queries.copy_(queries[layout.rows])
         for left, right, out in room.products:
             torch.mm(left, right, out=out)
         if work.source.is_moved:
             self._move(part, layout, room)
-        block = work.tile.Block(room.scores.numpy(), layout.runs, work.hidden(part, layout), layout.spots)
-        work.tile.look(block, work.heads, b, first, layout.rows.start, work.given, work.rows, self.columns, work.best)
+        block = room.block
+        if block.hidden is None:
+            block = block._replace(hidden=layout.hidden(part.hidden))
+        work.tile.look(block, work.heads, b, first, start, work.given, work.rows, self.columns, work.best)
 
-    def _room(self, layout: Layout) -> _Room:
+    def _room(self, layout: Layout, part: Part) -> _Room:
         """Made once a layout: slices of tensors take longer than one would think."""
-        if layout.rows.start not in self._rooms:
-            n = layout.height * self.work.heads
-            queries = self._queries[: n * self.work.D].view(n, -1)
-            scores = self._scores[: n * (layout.width + GAP)].view(n, -1)
-            products = [
-                (queries, self._keys[:, key : key + keys], scores[:, column : column + keys])
-                for column, _, key, keys in layout.runs.tolist()
-            ]
-            self._rooms[layout.rows.start] = _Room(queries.view(layout.height, -1, self.work.D), scores, products)
-        return self._rooms[layout.rows.start]
+        n = layout.height * self.work.heads
+        queries = self._queries[: n * self.work.D].view(n, -1)
+        scores = self._scores[: n * (layout.width + GAP)].view(n, -1)
+        products = [
+            (queries, self._keys[:, key : key + keys], scores[:, column : column + keys])
+            for column, _, key, keys in layout.runs.tolist()
+        ]
+        few = sum(cols.stop - cols.start for cols in layout.partly) <= REMEMBERED
+        hidden = layout.hidden(part.hidden) if few and (self.work.source.is_alike or not layout.partly) else None
+        block = self.work.tile.Block(scores.numpy(), layout.runs, hidden, layout.spots)
+        room = _Room(queries.view(layout.height, -1, self.work.D), products, block)
+        return self._rooms.setdefault(layout.rows.start, room)
 
     def _move(self, part: Part, layout: Layout, room: _Room) -> None:
         """Soft-cap and bias."""
@@ -256,21 +244,36 @@ class _Share:
             heads.copy_(part.moved(heads, layout.rows, slice(key, key + keys)))
 
 
+def _turns(work: _Pass, number: int, workers: int) -> Iterator[tuple[int, int, int]]:
+    """A worker's blocks: batch entry, key head, and rows.
+
+    As many key heads as can be are one worker's own. The blocks of the others are dealt out: of each turn a worker has
+    the first and the last, so that all have as many long rows of a causal map. These come first: a short block would
+    be done before another thread could begin.
+    """
+    groups, rows, turn = list(product(range(work.B), range(work.G))), len(work.layouts), 2 * workers
+    own = len(groups) - len(groups) % workers
+    for at, (b, g) in enumerate(groups):
+        for n in reversed(range(rows)):
+            dealt = ((at - own) * rows + n) % turn in (number, turn - 1 - number)
+            if dealt if at >= own else at % workers == number:
+                yield b, g, n
+
+
 def _found(work: _Pass, shares: list[_Share]) -> Found | None:
-    """The shares together, and what follows from each row's sums, in float64."""
-    r, normaliser, *sums = (torch.from_numpy(x).double() for x in work.rows)
+    """The shares together, and what follows from each row's sums."""
+    r, normaliser, total, inner, moment, most, first, itself = (torch.from_numpy(x) for x in work.rows)
     if not bool(torch.isfinite(normaliser).all()):
         return None
-    log2e, log2 = float(work.tile.LOG2E), normaliser.log2()
+    log2e, log2 = float(work.tile.LOG2E), normaliser.double().log2()
     lse = (r + log2) / log2e
     found = {"lse": lse}
     if work.wanted.rows:
-        total, inner, moment, most, first, itself = sums
-        entropy = ((log2.clamp(min=-1e9) * total - inner) * math.log(2)).clamp(min=0)
-        to_first, to_self = ((score * log2e - r).exp2() for score in (first, itself))
+        entropy = (log2.clamp(min=-1e9).float() * total - inner) * math.log(2)
+        to_first, to_self = ((score.double() * log2e - r).float().exp2() for score in (first, itself))
         share = normaliser.reciprocal().masked_fill(normaliser == 0, 0)
-        rows = {"entropy": entropy, "moment": moment, "to_first": to_first, "to_self": to_self, "peak": most}
-        found |= {name: x * share for name, x in rows.items()}
+        rows = {"entropy": entropy.clamp(min=0), "moment": moment, "to_first": to_first, "to_self": to_self}
+        found |= {name: x * share for name, x in (rows | {"peak": most}).items()}
     columns = [share.columns for share in shares]
     if work.wanted.columns:
         found["received"] = torch.from_numpy(sum(x.received for x in columns))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 STEP = 64  # a range begins at a multiple of it, and its place is filled up to one
 QUESTIONS = 64  # ranges that a mask leaves partly visible are told apart down to this part of all keys, or to STEP
+NO_SPOTS = np.zeros((0, 3), np.int64)
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,9 @@ class Layouts:
 
     def _range(self, rows: slice, first: NDArray[np.int64], after: NDArray[np.int64]) -> Layout:
         """All keys from the first to the last that a row sees; each row's own ends are known."""
-        some = first[rows] < after[rows]
-        key, end = (int(first[rows][some].min()), int(after[rows][some].max())) if some.any() else (0, 0)
-        runs = [[0, -(-(end - key) // STEP) * STEP, key, end - key]] if end > key else []
-        return Layout(rows, np.array(runs, np.int64).reshape(-1, 4), np.zeros((0, 3), np.int64), [])
+        key, end = int(first[rows].min()), int(after[rows].max())
+        runs = [(0, -(-(end - key) // STEP) * STEP, key, end - key)] if end > key else []
+        return Layout(rows, np.array(runs, np.int64).reshape(-1, 4), NO_SPOTS, [])
 
     def _ranges(self, rows: slice) -> Layout:
         runs: list[list[int]] = []

@@ -10,14 +10,16 @@ from functools import cache
 
 import torch
 
-_one_by_one = threading.Lock()
+_making = threading.Lock()
 
 
 def together(tasks: Sequence[Callable[[], None]]) -> None:
     """Run the tasks side by side, in inference mode; when all have ended, raise what the first that failed raised."""
     if len(tasks) == 1:
         return _run(tasks[0])
-    running = [_threads().submit(_run, task) for task in tasks]
+    with _making:
+        threads = _threads(len(tasks))
+    running = [threads.submit(_run, task) for task in tasks]
     wait(running)
     for done in running:
         done.result()
@@ -29,22 +31,25 @@ def _run(task: Callable[[], None]) -> None:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="clearhead", initializer=_compute_alone)
+def _threads(n: int) -> ThreadPoolExecutor:
+    """n threads, all of which have begun, and compute alone.
 
-
-def _compute_alone() -> None:
-    """Let PyTorch use one thread inside this one, and as many as before everywhere else.
-
-    The number that is set holds for the thread that sets it, and for every thread that begins later. So it is set once
-    a thread, and a third thread puts back what the process had: what a thread that has just begun finds.
+    The number that PyTorch is told holds for the thread that tells it, and for every thread that begins later. So each
+    tells it once, and a thread more puts back what the process had: what a thread finds that has just begun.
     """
-    with _one_by_one:
+    threads, all_there = ThreadPoolExecutor(n, thread_name_prefix="clearhead"), threading.Barrier(n)
+
+    def begin() -> int:
         before = torch.get_num_threads()
+        all_there.wait()
         torch.set_num_threads(1)
-        back = threading.Thread(target=torch.set_num_threads, args=(before,))
-        back.start()
-        back.join()
+        return before
+
+    before = [done.result() for done in [threads.submit(begin) for _ in range(n)]]
+    back = threading.Thread(target=torch.set_num_threads, args=(before[0],))
+    back.start()
+    back.join()
+    return threads
 
 
 if hasattr(os, "register_at_fork"):
