@@ -315,19 +315,25 @@ add(
 
 # --- PyTorch's own, and as timm writes it -------------------------------------------------------------------
 
-ARCHITECTURES["timm's attention"] = Architecture(
+
+def of_pytorch(name: str, *row: Any, lacks: str) -> None:
+    """Register what transformers knows nothing of."""
+    ARCHITECTURES[name] = Architecture(*row, group="PyTorch", refused={lacks: NONE})
+
+
+of_pytorch(
+    "timm's attention",
     "patches of an image, normalised queries and keys",
     lambda implementation: tiny.TimmModel(fused=implementation == SDPA),
     tiny.patches,
     tiny.of_patches,
-    group="PyTorch",
-    refused={FAST: NONE},
+    lacks=FAST,
 )
-ARCHITECTURES["nn.Transformer"] = Architecture(
+of_pytorch(
+    "nn.Transformer",
     "encoder, decoder, cross",
     lambda implementation: tiny.Translator(fast=implementation == FAST),
     tiny.two_sequences,
     tiny.of_two_sequences,
-    group="PyTorch",
-    refused={BY_HAND: NONE},
+    lacks=BY_HAND,
 )

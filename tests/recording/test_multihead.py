@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead.recording import record
+
 from .torch_built import (
     GRADS,
     MASKS,
@@ -160,6 +162,39 @@ def test_trap08_weights_are_those_before_dropout():
         attn = recorded(mha, x, x, x, need_weights=need_weights)[0]
         assert mha.training
         assert close(attn.to_dense(), textbook(mha, x, x))
+
+
+def test_trap19_half_precision_and_autocast():
+    mha, x = built(nn.MultiheadAttention, E, H, batch_first=True), randn(B, T, E)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        attn = recorded(mha, x, x, x)[0]
+    assert attn.q.dtype == torch.bfloat16
+    assert (attn.to_dense() - textbook(mha, x, x)).abs().max() <= 0.05
+    half = mha.bfloat16()
+    for grad in GRADS:
+        with grad():
+            attn = recorded(half, *[x.bfloat16()] * 3)[0]
+        assert attn.to_dense().dtype == torch.float32
+        assert (attn.to_dense() - textbook(half, *[x.bfloat16()] * 2)).abs().max() <= 0.05
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch hides it, where warnings are no errors
+def test_a_compiled_function_around_a_multihead_attention_is_seen():
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = built(nn.MultiheadAttention, E, H, batch_first=True)
+            self.twice = torch.compile(lambda x: self.inner(x, x, x, need_weights=False)[0] * 2, backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.twice(x)
+
+    model, x = Compiled(), randn(B, T, E)
+    assert recorded(model, x).paths == ["inner"]
+    with torch.no_grad(), record(model) as recording:
+        out = model(x)
+    assert close(out, 2 * model.inner(x, x, x)[0])  # on the fast path, which PyTorch's compiler does not take
+    assert close(recording[0].to_dense(), textbook(model.inner, x, x))
 
 
 def test_ready_made_keys_and_values():
