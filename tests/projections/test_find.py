@@ -185,15 +185,16 @@ def test_a_layer_that_is_called_twice_is_found_for_each_call() -> None:
     torch.testing.assert_close(given[1], module.block(x).detach())
 
 
-def test_watching_changes_nothing_and_leaves_nothing() -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_watching_changes_nothing_and_leaves_nothing(alone: bool) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
-    model = nn.Sequential(layer, nn.Linear(8, 8))
+    model = layer if alone else nn.Sequential(layer, nn.Linear(8, 8))
     x = seeded(1, 5, 8)
     with torch.no_grad():
         before = model(x)
         with Watch(model, 5):
-            assert not any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())  # its fast path stays
-            assert model[1]._forward_hooks
+            hooked = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+            assert hooked == ([] if alone else [model, model[1]])  # nothing of the layer: its fast path stays
             torch.testing.assert_close(model(x), before, rtol=0, atol=0)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,8 @@ def find(
 ) -> Projection:
     """Search the matrices of the layer `model.get_submodule(path)`, which made the map.
 
-    Args: x, out: its input and `rows_of` its output, where the caller knows them; else as watched.
+    `x` and `out` are its input and `rows_of` its output, where the caller knows them; else they are as watched.
+
     Cost: a product of three rows with each matrix of the layer.
     """
     if watch.full:
@@ -77,7 +79,7 @@ def find(
 def _of_call(
     attn: SoftmaxMap, model: nn.Module, watch: Watch, path: str, call: int, x: Tensor, out: Tensor | None
 ) -> Projection:
-    matrices, rows = dict(_matrices(model, path)), rows_of(x)
+    matrices, rows = list(_matrices(model, path)), rows_of(x)
     found: dict[str, Part | None] = {}
     same = set()
     for name, recorded in {"q": attn.q, "k": attn.k, "v": attn.v}.items():
@@ -94,29 +96,36 @@ def _of_call(
     return Projection(x, found.get("q"), found.get("k"), found.get("v"), final, frozenset(same))
 
 
-def _matrices(model: nn.Module, path: str) -> Iterator[tuple[str, tuple[Tensor, Tensor | None]]]:
-    """Every matrix below a path, with the bias that stands beside it."""
+_Named: TypeAlias = tuple[str, Tensor, "Tensor | None"]  # a matrix by name, and the bias that stands beside it
+
+
+def _matrices(model: nn.Module, path: str) -> Iterator[_Named]:
+    """Every matrix below a path."""
     own = dict(model.get_submodule(path).named_parameters(prefix=path))
     for name, matrix in own.items():
         if matrix.ndim == 2 and matrix.is_floating_point():
             bias = own.get(name.replace("weight", "bias"))
-            yield name, (matrix.detach(), bias.detach() if bias is not None and bias.ndim == 1 else None)
+            yield name, matrix.detach(), bias.detach() if bias is not None and bias.ndim == 1 else None
 
 
-def _input_part(
-    matrices: dict[str, tuple[Tensor, Tensor | None]], rows: Tensor, wanted: Tensor, name: str, attn: SoftmaxMap
-) -> Part | None:
-    for parameter, bias in matrices.values():
-        for matrix in _oriented(parameter, rows.shape[-1]):
-            product = _product(rows, matrix, bias)
-            if product is None:
-                continue
-            for places in _places(name, matrix.shape[1], attn):
-                guess = product[:, places]
-                turn = find_turn(guess, wanted)
-                if _close(guess, wanted) or turn is not None:
-                    return Part(matrix, _or_zeros(bias, matrix), places, None if _close(guess, wanted) else turn)
+def _input_part(matrices: Iterable[_Named], rows: Tensor, wanted: Tensor, name: str, attn: SoftmaxMap) -> Part | None:
+    for _, matrix, bias, product in _products(matrices, rows):
+        for places in _places(name, matrix.shape[1], attn):
+            guess = product[:, places]
+            same = _close(guess, wanted)
+            turn = None if same else find_turn(guess, wanted)
+            if same or turn is not None:
+                return Part(matrix, bias, places, turn)
     return None
+
+
+def _products(matrices: Iterable[_Named], rows: Tensor) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Each matrix that can be multiplied by these rows: its name, itself as (d_in, N), its bias, the product."""
+    for name, parameter, beside in matrices:
+        for matrix in _oriented(parameter, rows.shape[-1]):
+            bias = matrix.new_zeros(matrix.shape[1]) if beside is None else beside
+            if len(bias) == matrix.shape[1]:
+                yield name, matrix, bias, rows.float() @ matrix.float() + bias.float()
 
 
 def _oriented(matrix: Tensor, inputs: int) -> Iterator[Tensor]:
@@ -150,33 +159,19 @@ def _output(
     returned = watch.outputs.get((path, call)) if out is None else out
     above = path.rpartition(".")[0]
     for parent in dict.fromkeys((path, above)):
-        for name, (parameter, bias) in _matrices(model, parent):
+        for name, matrix, bias, product in _products(_matrices(model, parent), brought):
             given = watch.outputs.get((name.rpartition(".")[0], call), returned)
-            for matrix in _oriented(parameter, brought.shape[-1]):
-                product = _product(brought, matrix, bias)
-                if product is not None and given is not None and _close(product, given):
-                    places = torch.arange(len(matrix)).view(attn.shape[1], -1)
-                    return Part(matrix, _or_zeros(bias, matrix), places), False
+            if given is not None and _close(product, given):
+                places = torch.arange(len(matrix)).view(attn.shape[1], -1)
+                return Part(matrix, bias, places), False
     return None, returned is not None and _close(brought, returned)
 
 
 def _brought(attn: SoftmaxMap, v: Tensor) -> Tensor:
     """What all heads bring to the three rows, side by side."""
-    T = attn.shape[-2]
-    values = v[0].repeat_interleave(attn.shape[1] // v.shape[1], 0)
-    z = [(attn[0, :, t].unsqueeze(1) @ values.to(attn.dtype)).flatten() for t in (min(1, T - 1), T // 2, T - 1)]
-    return torch.stack(z)
-
-
-def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor | None:
-    if bias is not None and len(bias) != matrix.shape[1]:
-        return None
-    product = rows.float() @ matrix.float()
-    return product if bias is None else product + bias.float()
-
-
-def _or_zeros(bias: Tensor | None, matrix: Tensor) -> Tensor:
-    return matrix.new_zeros(matrix.shape[1]) if bias is None else bias
+    values = v[0].repeat_interleave(attn.shape[1] // v.shape[1], 0).to(attn.dtype)
+    rows = rows_of(torch.arange(attn.shape[-2])).tolist()
+    return torch.stack([(attn[0, :, t].unsqueeze(1) @ values).flatten() for t in rows])
 
 
 def _close(guess: Tensor, wanted: Tensor) -> bool:

@@ -38,7 +38,7 @@ class Turn:
 
 
 def find_turn(a: Tensor, q: Tensor) -> Turn | None:
-    """The turn that makes q (R, H, D) of a (R, H, D); None if no turn does, or nothing happens."""
+    """The turn that makes q (R, H, D) of another a (R, H, D); None if no turn does."""
     if a.shape != q.shape or not q.any():
         return None
     within = max(4 * torch.finfo(q.dtype).eps, 1e-4) * float(q.abs().max())

@@ -21,11 +21,12 @@ class Watch:
     """A context in which every call of a module is noted: its input (T, d), and three rows of its output.
 
     Args:
-        model: the module that runs. tokens: T; calls with another number of rows are passed over.
+        model: the module that runs.
+        tokens: T; calls with another number of rows are passed over.
         limit: bytes of inputs to keep. Beyond it all are let go, and `full` is True.
 
-    Attributes: inputs, outputs: tensors by (path of the module, number of its call). The tensors are those of the
-    model, not copies: nothing is computed here, and no result changes.
+    Attributes: inputs, outputs: tensors by (path of the module, number of its call). Inputs are the model's own
+    tensors, not copies; no result changes.
     """
 
     def __init__(self, model: nn.Module, tokens: int, *, limit: int = LIMIT) -> None:
@@ -76,8 +77,8 @@ def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     closed: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if isinstance(module, _UNTOUCHED):
-            closed = (*closed, f"{path}.")
-        if not isinstance(module, _UNTOUCHED) and not path.startswith(closed):
+            closed = (*closed, f"{path}." if path else "")
+        elif not path.startswith(closed):
             yield path, module
 
 
