@@ -384,14 +384,8 @@ def test_an_entropy_penalty_on_a_layer_of_4096_tokens_trains() -> None:
     assert allocations.peak <= 8 * TILE < 4 * 4096 * 4096 * 4
 
 
-def _penalty(model: nn.Module, ids: Tensor) -> Tensor:
-    with record(model, detach=False) as recording:
-        model(ids)
-    return torch.stack([attn.entropy().mean() for attn in recording]).sum()
-
-
-def test_an_entropy_penalty_trains_a_recorded_model(recomputed: None) -> None:
-    """GPT-2 of the transformers library; its own eager weights have the same gradients."""
+def test_the_gradients_of_a_recorded_models_entropy_are_those_of_its_own_eager_weights(recomputed: None) -> None:
+    """GPT-2 of the transformers library."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     ends = {"bos_token_id": 1, "eos_token_id": 2}
@@ -401,16 +395,10 @@ def test_an_entropy_penalty_trains_a_recorded_model(recomputed: None) -> None:
     eager = torch.stack([entropy(a).mean() for a in model(ids, output_attentions=True).attentions]).sum()
     want = torch.autograd.grad(eager, parameters)
     model.set_attn_implementation("sdpa")
-    torch.testing.assert_close(torch.autograd.grad(_penalty(model, ids), parameters), want, rtol=1e-9, atol=1e-14)
-    optimiser, losses = torch.optim.Adam(model.parameters(), lr=0.05), []
-    for _ in range(3):
-        loss = _penalty(model, ids)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.99 * losses[0]
+    with record(model, detach=False) as recording:
+        model(ids)
+    ours = torch.stack([attn.entropy().mean() for attn in recording]).sum()
+    torch.testing.assert_close(torch.autograd.grad(ours, parameters), want, rtol=1e-9, atol=1e-14)
 
 
 def test_one_weights_gradient_computes_the_rows_of_one_block_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def worst(got: Any, expected: Any) -> float:
         return max(float((a.to_dense() - b.to_dense()).abs().max()) for a, b in zip(got, expected, strict=True))
 
 
-def both_sides(name: str, model: Any) -> dict[str, Tensor]:
+def both_sides(name: str) -> dict[str, Tensor]:
     if name == "whisper":
         return {"input_features": torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(1))}
     inputs = prompt(T=7)

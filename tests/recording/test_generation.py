@@ -153,7 +153,7 @@ def test_trap20_clearheads_own_cache_makes_one_text(window):
 @pytest.mark.parametrize("name", ["t5", "bart", "marian", "whisper"])
 def test_trap18_encoder_decoder_and_cross_attention_are_groups_of_one_text(name, cache):
     model = build(name)
-    inputs = both_sides(name, model)
+    inputs = both_sides(name)
     recording, tokens = generated(model, inputs, cache_implementation=CACHES[cache])
     start = model.generation_config.decoder_start_token_id
     said = torch.cat([tokens.new_full((2, 1), start), tokens], 1) if name == "whisper" else tokens
@@ -171,7 +171,7 @@ def test_trap18_encoder_decoder_and_cross_attention_are_groups_of_one_text(name,
 
 
 def test_trap18_the_keys_of_the_source_are_kept_once():
-    recording, _ = generated(build("bart"), both_sides("bart", None))
+    recording, _ = generated(build("bart"), both_sides("bart"))
     path = recording.cross.paths[0]
     keys = {each[path].k.untyped_storage().data_ptr() for each in recording.passes}
     assert len(keys) == 1
@@ -179,7 +179,7 @@ def test_trap18_the_keys_of_the_source_are_kept_once():
 
 
 def test_trap18_layers_of_cross_attention_alone_make_one_text_too():
-    model, inputs = build("bart"), both_sides("bart", None)
+    model, inputs = build("bart"), both_sides("bart")
     recording, _ = generated(model, inputs)
     with record(model, layers=recording.cross.layers) as alone:
         model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
@@ -194,7 +194,7 @@ def test_trap18_a_model_of_one_side_says_that_it_has_no_others():
             RecordingError, match=rf"recording\.{side}: there is no such layer.*'model\.layers\.0\.self"
         ):
             getattr(recording, side)
-    recording, _ = generated(build("t5"), both_sides("t5", None))
+    recording, _ = generated(build("t5"), both_sides("t5"))
     with pytest.raises(RecordingError, match="no such layer"):
         recording.passes[1].encoder  # noqa: B018
 
