@@ -82,9 +82,10 @@ def look(
 
     Args:
         model: a Hugging Face model with its `tokenizer` and a `text`; or a module with its input `x` (T, d) or
-            (1, T, d) and, if you like, the `tokens` that the T rows stand for. Such a module computes
-            softmax(q @ k.T) @ v or calls PyTorch's attention function; or it has a method `attend(x)` that returns
-            (output, map), as every layer of `clearhead.nn` does: the map may be (T, T), (H, T, T) or (1, H, T, T).
+            (1, T, d) and, if you like, the `tokens` that the T rows stand for. Such a module is called with `x` alone
+            (record others yourself); it computes softmax(q @ k.T) @ v or calls PyTorch's attention function. Or it has
+            a method `attend(x)` that returns (output, map), as every layer of `clearhead.nn` does: the map may be
+            (T, T), (H, T, T) or (1, H, T, T).
         layers: the layers to keep, by number; all by default.
         name: what the page calls the model.
         on_progress: called as (stage, done, total), with stages "model" and "heads".

@@ -15,9 +15,9 @@ Results = Mapping[tuple[str, str], Measured]  # by model and implementation
 
 PAGE = """# Which models can be recorded
 
-`clearhead.record(model)` finds attention wherever a model computes it; no model has to be known to it. These were held
-to their own weights: each cell is the largest |recorded weight - the model's own eager weight| over all layers and
-heads, at most {bound:.0e}. Read are two batches of three sequences, one of whole ones, one with padding on the left and
+`clearhead.record(model)` finds attention by how it is computed; no model has to be known to it. These were held to
+their own weights: each cell is the largest |recorded weight - the model's own eager weight| over all layers and
+heads, at most {bound}. Read are two batches of three sequences, one of whole ones, one with padding on the left and
 on the right (images have none; in an encoder-decoder, other sequences of the target than of the source are padded).
 *Output* is the largest difference of an output of the recorded call from the unobserved one.
 
@@ -41,7 +41,7 @@ def render(results: Results) -> str:
     """The page, of a result for each model and each implementation that it runs with."""
     tables = "\n\n".join(_table(group, results) for group in GROUPS)
     reasons = "\n".join(f"- ({_letter(says)}) {means}" for says, means in REASONS.items())
-    return PAGE.format(bound=BOUND, tables=tables, reasons=reasons)
+    return PAGE.format(bound=_number(BOUND), tables=tables, reasons=reasons)
 
 
 def _table(group: str, results: Results) -> str:
