@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -196,8 +195,14 @@ def _reporting(owner: Any, name: str, report: Report) -> Replacement:
 
 def _in_python(function: Function) -> Function:
     """The same, and no compiler traces what it does: a compiled function is split at this call."""
-    dynamo = sys.modules.get("torch._dynamo")  # not loaded as long as nothing is compiled
-    return function if dynamo is None else dynamo.disable(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # else nothing may load the compiler
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _python(
