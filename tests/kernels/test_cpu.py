@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from clearhead import SoftmaxMap, masks, reference
-from clearhead.kernels import cpu, cpu_layout, workers
+from clearhead.kernels import cpu, cpu_layout, path, workers
 from clearhead.kernels.path import force
-from clearhead.maps import compiled, reductions
+from clearhead.maps import reductions
 from clearhead.masks import BoundMask, MaskRule
 from clearhead.testing import SUBJECTS, Allocations, Case, Subject, build_case, pairwise, verify
 from clearhead.testing.cases import FACTORS, MASKS
@@ -421,8 +421,8 @@ def no_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_numba_tiles_serve_and_plan_says_so(no_numba: None, compiled_pass: list[int]) -> None:
     q, k = qk(40, 50)
     attn = SoftmaxMap(q, k, mask=masks.causal())
-    path = attn.plan()["statistics"]
-    assert (path.kernel, "numba" in path.why) == ("tiles", True)
+    taken = attn.plan()["statistics"]
+    assert (taken.kernel, "numba" in taken.why) == ("tiles", True)
     seen = reference.causal(40, 50)
     exact = reference.entropy(reference.weights(q.double(), k.double(), mask=seen))
     torch.testing.assert_close(attn.statistics().entropy.double(), exact, rtol=0, atol=1e-5)
@@ -449,12 +449,12 @@ def test_plan_says_what_is_taken_and_computes_nothing() -> None:
     ids=["float64", "meta", "empty"],
 )
 def test_plan_says_why_not(attn: SoftmaxMap, why: str) -> None:
-    path = attn.plan()["entropy"]
-    assert (path.kernel, why in path.why) == ("tiles", True), path
+    taken = attn.plan()["entropy"]
+    assert (taken.kernel, why in taken.why) == ("tiles", True), taken
 
 
 def test_left_to_itself_it_is_taken_where_it_pays(compiled_pass: list[int]) -> None:
-    token = compiled.forced.__globals__["_forced"].set(None)
+    token = path._forced.set(None)
     try:
         small, many, large = (SoftmaxMap(*qk(n, n, H=h, D=4)) for n, h in ((64, 2), (300, 50), (2048, 2)))
         assert "8,192 weights are too few" in small.plan()["entropy"].why
@@ -464,7 +464,7 @@ def test_left_to_itself_it_is_taken_where_it_pays(compiled_pass: list[int]) -> N
         large.received()
         assert compiled_pass == [1]
     finally:
-        compiled.forced.__globals__["_forced"].reset(token)
+        path._forced.reset(token)
 
 
 def test_forcing_tiles() -> None:

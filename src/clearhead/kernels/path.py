@@ -14,7 +14,7 @@ _forced: ContextVar[str | None] = ContextVar("clearhead_kernel", default=None)
 class Path:
     """A kernel, and why it is taken."""
 
-    kernel: str  # the module of clearhead.kernels
+    kernel: str  # "cpu" or "tiles", modules of clearhead.kernels; "dots", where a few scores answer
     why: str
 
     def __str__(self) -> str:

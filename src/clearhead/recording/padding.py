@@ -107,22 +107,11 @@ def read_padding(
         return Padding(stated=True)
     parameters, given = _bound(model, args, kwargs)
     has_decoder = "decoder_attention_mask" in parameters or "decoder_input_ids" in parameters
-    brought = _brought(given, "decoder_" if has_decoder else "")
+    decoder, brought = _flags(given.get("decoder_attention_mask")), _brought(given, "decoder_" if has_decoder else "")
     if isinstance(stated, Tensor):
-        return Padding(
-            _flags(stated),
-            decoder=_flags(given.get("decoder_attention_mask")),
-            has_decoder=has_decoder,
-            stated=True,
-            brought=brought,
-        )
-    return Padding(
-        _flags(given.get("attention_mask")),
-        _flags(given.get("encoder_attention_mask")),
-        _flags(given.get("decoder_attention_mask")),
-        has_decoder,
-        brought=brought,
-    )
+        return Padding(_flags(stated), decoder=decoder, has_decoder=has_decoder, stated=True, brought=brought)
+    tokens, encoder = (_flags(given.get(name)) for name in ("attention_mask", "encoder_attention_mask"))
+    return Padding(tokens, encoder, decoder, has_decoder, brought=brought)
 
 
 def _brought(given: dict[str, Any], side: str) -> int | None:
