@@ -164,18 +164,18 @@ def test_trap08_weights_are_those_before_dropout():
         assert close(attn.to_dense(), textbook(mha, x, x))
 
 
-def test_trap19_half_precision_and_autocast():
+@pytest.mark.parametrize("grad", GRADS)
+@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
+def test_trap19_half_precision_is_read_as_exactly_as_the_module_computes(how, grad):
     mha, x = built(nn.MultiheadAttention, E, H, batch_first=True), randn(B, T, E)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    if how == "bfloat16":
+        mha, x = mha.bfloat16(), x.bfloat16()
+    with grad(), torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
         attn = recorded(mha, x, x, x)[0]
-    assert attn.q.dtype == torch.bfloat16
-    assert (attn.to_dense() - textbook(mha, x, x)).abs().max() <= 0.05
-    half = mha.bfloat16()
-    for grad in GRADS:
-        with grad():
-            attn = recorded(half, *[x.bfloat16()] * 3)[0]
-        assert attn.to_dense().dtype == torch.float32
-        assert (attn.to_dense() - textbook(half, *[x.bfloat16()] * 2)).abs().max() <= 0.05
+        own = mha(x, x, x, average_attn_weights=False)[1]
+    assert (attn.q.dtype, attn.to_dense().dtype) == (torch.bfloat16, torch.float32)
+    exact = textbook(mha, x, x)
+    assert (attn.to_dense() - exact).abs().max() <= (own - exact).abs().max()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch hides it, where warnings are no errors

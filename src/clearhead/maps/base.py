@@ -329,7 +329,10 @@ class AttentionMap(ABC):
         tiles.stream(self, *reducers)
 
     def plan(self) -> Plan:
-        """Which kernel would answer each question, and why: a dict with a line each as its text. Computes nothing."""
+        """Which kernel would answer each question, and why: a dict with a line each as its text. Computes nothing.
+
+        The `mass` of few keys is not such a pass: it is answered as `pick` is.
+        """
         return Plan({question: self._path(question) for question in QUESTIONS})
 
     def _path(self, question: str) -> Path:
