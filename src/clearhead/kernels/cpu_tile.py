@@ -95,14 +95,21 @@ def _reference(scores: Any, m: Any, width: Any) -> Any:
     return np.rint(top * LOG2E) if top > NOTHING else ZERO
 
 
+@_exact
+def _read(score: Any, r: Any) -> Any:
+    """y and e of a score."""
+    y = score * LOG2E - r
+    y = LOWEST if y < LOWEST else y  # in this order, NaN stays NaN
+    return y, _power(y)
+
+
 @_sums
 def _total(scores: Any, m: Any, left: Any, right: Any, r: Any) -> Any:
     """e in the place of the scores; Σ e."""
     _wide()
     total = ZERO
     for j in range(left, right):
-        y = scores[m, j] * LOG2E - r
-        e = _power(LOWEST if y < LOWEST else y)  # in this order, NaN stays NaN
+        _, e = _read(scores[m, j], r)
         scores[m, j] = e
         total += e
     return total
@@ -115,9 +122,7 @@ def _measure(scores: Any, m: Any, left: Any, right: Any, r: Any, vector: Any, aw
     total = inner = moment = ZERO
     most = np.int32(0)
     for j in range(left, right):
-        y = scores[m, j] * LOG2E - r
-        y = LOWEST if y < LOWEST else y
-        e = _power(y)
+        y, e = _read(scores[m, j], r)
         scores[m, j] = e
         total += e
         inner += e * y
@@ -135,9 +140,7 @@ def _measure_all(
     total = inner = moment = ZERO
     most = np.int32(0)
     for j in range(left, right):
-        y = scores[m, j] * LOG2E - r
-        y = LOWEST if y < LOWEST else y
-        e = _power(y)
+        y, e = _read(scores[m, j], r)
         total += e
         inner += e * y
         moment += e * vector[away + j]
