@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from types import FunctionType
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.errors import ShapeError
 from clearhead.masks import BoundMask, Coverage, MaskRule
 
-__all__ = ["BlockRule", "is_block_mask"]
+__all__ = ["BlockRule", "is_block_mask", "of_each"]
 
 _MODULE = "torch.nn.attention.flex_attention"
 _TABLE = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -39,20 +39,7 @@ class BlockRule(MaskRule):
         h = h if heads > 1 else h.new_zeros((1,) * h.ndim)
         if not (b.ndim or h.ndim or q.ndim or k.ndim):  # FlexAttention asks, which maps over the pairs itself
             return self._mask.mask_mod(b, h, q, k)  # type: ignore[no-any-return]
-        shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
-            b.shape, h.shape, q.shape, k.shape
-        )
-        at = [index.expand(shape).reshape(-1) for index in (b, h, q, k)]
-        return self._ask(*at).reshape(shape)
-
-    def _ask(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The mask_mod of each quadruple. A mask_mod is written for scalars: PyTorch maps it over them."""
-        from torch.nn.attention.flex_attention import create_mask  # loaded: there is a BlockMask
-
-        def pair(_b: Tensor, _h: Tensor, i: Tensor, _k: Tensor) -> Tensor:
-            return self._mask.mask_mod(b[i], h[i], q[i], k[i])  # type: ignore[no-any-return]
-
-        return create_mask(pair, None, None, len(q), 1, device=q.device)
+        return of_each(self._mask.mask_mod, b, h, q, k)
 
     @cached_property
     def _table(self) -> Tensor:
@@ -85,6 +72,21 @@ class BlockRule(MaskRule):
 
     def __repr__(self) -> str:
         return f"block_mask({tuple(self._mask.shape)})"
+
+
+def of_each(function: Callable[..., Tensor], *numbers: Tensor) -> Tensor:
+    """What a function of scalars says of each of these, which broadcast together: PyTorch maps a mask_mod over them."""
+    from torch.nn.attention.flex_attention import create_mask  # loaded: somebody has made such a function
+
+    shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        *(each.shape for each in numbers)
+    )
+    at = [each.expand(shape).reshape(-1) for each in numbers]
+
+    def one(_b: Tensor, _h: Tensor, i: Tensor, _k: Tensor) -> Tensor:
+        return function(*(each[i] for each in at))
+
+    return create_mask(one, None, None, len(at[0]), 1, device=at[0].device).reshape(shape)
 
 
 def _closed_over(thing: object, seen: set[int]) -> Iterator[Tensor]:

@@ -1,4 +1,5 @@
-"""The torch function mode, which sees seam 3: calls of `F.scaled_dot_product_attention` and of clearhead's own kernels.
+"""The torch function mode, which sees seam 3: calls of `F.scaled_dot_product_attention`, of FlexAttention's operator,
+and of clearhead's own kernels.
 
 What is not such a call, but may be a step of attention by hand, it passes to seam 4 (`handwritten.py`).
 """
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from clearhead import masks
 from clearhead.kernels.output import output
 from clearhead.recording.calls import AnyCall, Call, as_heads, as_heads_mask
+from clearhead.recording.flex import OPERATOR, read_flex
 from clearhead.recording.handwritten import STEPS
 from clearhead.recording.trail import How, Trail
 from clearhead.scores import Bias
@@ -51,8 +53,10 @@ class FunctionSeam(TorchFunctionMode):
         if how is None:
             return func(*args, **kwargs)
         compiling = torch.compiler.is_dynamo_compiling()
+        if compiling and (isinstance(how, How) or how is read_flex):
+            return func(*args, **kwargs)
         if isinstance(how, How):
-            return func(*args, **kwargs) if compiling else self._trail.follow(func, how, args, kwargs)
+            return self._trail.follow(func, how, args, kwargs)
         result = func(*args, **kwargs)
         if compiling:
             torch._dynamo.graph_break()  # a compiled function is split here: this call then runs in Python
@@ -121,10 +125,11 @@ def read_own(
 
 
 # Every function of PyTorch is looked up here once: most are in neither list.
-_FOLLOWED: dict[Callable[..., Any], How | Callable[..., Call]] = {
+_FOLLOWED: dict[Callable[..., Any], How | Callable[..., AnyCall]] = {
     **STEPS,
     F.scaled_dot_product_attention: read,
     output: read_own,
+    OPERATOR: read_flex,
 }
 
 

@@ -212,7 +212,7 @@ class Recorder:
             "  (a) it computes attention by hand, and not as softmax(scores) @ v: seen is PyTorch's softmax over the"
             " last dimension, the left operand of a product (in two dimensions: as softmax(q @ k.T) @ v). Write it so,"
             " or call torch.nn.functional.scaled_dot_product_attention;\n"
-            "  (b) it calls a kernel of another package (flash-attn, xformers), or flex_attention itself: call"
+            "  (b) it calls a kernel of another package (flash-attn, xformers), or torch.compile(flex_attention): call"
             " torch.nn.functional.scaled_dot_product_attention, or load the model with attn_implementation='sdpa';\n"
             f"  (c) the attention is in modules that are not registered as its submodules{foreign};\n"
             f"  (d) it is not in Python code of this thread: in scripted or exported parts{parts}, in another thread or"
