@@ -15,6 +15,8 @@ from clearhead.errors import DTypeError, ShapeError
 
 def describe(value: object) -> str:
     """A tensor by dtype and shape, anything else by its type: never its contents."""
+    if isinstance(value, Tensor) and value.is_nested:  # has no shape
+        return f"a nested {str(value.dtype).removeprefix('torch.')} tensor of {value.size(0)} parts"
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     shape = getattr(value, "shape", None)

@@ -7,13 +7,14 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import clearhead
 import clearhead.recording as recording
 from clearhead import masks
-from clearhead.errors import RecordingError
+from clearhead.errors import RecordingError, ShapeError
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -149,6 +150,15 @@ def test_trap15_grouped_heads_are_interleaved_and_never_expanded(attend):
     assert (attn.to_dense() - expected).abs().max() <= 1e-6
 
 
+def test_trap15_grouped_heads_without_a_batch_are_heads(attend):
+    q, k = randn(6, 5, 8), randn(2, 7, 8)
+    for mask in (None, randn(5, 7), randn(6, 5, 7) > 0):
+        attn = recorded(attend, q, k, k, enable_gqa=True, attn_mask=mask)
+        assert attn.shape == (1, 6, 5, 7)
+        expected = identity_output(q, k.repeat_interleave(3, 0), attn_mask=mask)
+        assert (attn.to_dense()[0] - expected).abs().max() <= 1e-6
+
+
 def test_trap11_the_scale_that_was_passed_is_used(attend):
     q = randn(1, 2, 5, 8)
     assert recorded(attend, q, q, q).scale == 8**-0.5
@@ -185,6 +195,13 @@ def test_trap22_no_queries_no_keys_no_batch(attend):
         assert attn.to_dense().shape == (*q[:3], k[2])
 
 
+def test_trap22_queries_without_features_run_and_their_map_says_what_is_missing(attend):
+    with recording.record(attend) as rec:
+        attend(randn(2, 3, 4, 0), randn(2, 3, 4, 0), randn(2, 3, 4, 8))
+    with pytest.raises(ShapeError, match="no features"):
+        rec[0]
+
+
 def test_trap19_half_precision_is_read_in_float32(attend):
     q = randn(1, 2, 5, 8).bfloat16()
     attn = recorded(attend, q, q, q)
@@ -199,15 +216,32 @@ def test_autocast_leaves_q_k_and_v_in_different_types(attend):
     assert rec[0].q.dtype == rec[0].k.dtype == torch.float32
 
 
-def test_a_nested_tensor_is_refused_by_name(attend):
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_tensor_is_refused_by_name(attend, layout):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nested = torch.nested.nested_tensor([randn(2, 3, 8), randn(2, 5, 8)], layout=torch.jagged).transpose(1, 2)
+        nested = torch.nested.nested_tensor([randn(2, 3, 8), randn(2, 5, 8)], layout=layout)
+        nested = nested.transpose(1, 2) if layout is torch.jagged else nested
         with (
-            pytest.raises(RecordingError, match="nested tensors cannot be recorded yet"),
+            pytest.raises(RecordingError, match="nested tensors cannot be recorded yet: q=a nested float32 tensor of"),
             recording.record(attend),
         ):
             attend(nested, nested, nested)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.jacrev, lambda f: torch.func.grad(f)])
+def test_attention_inside_a_transform_is_an_error_that_says_so(attend, transform):
+    q = randn(3, 5, 8)
+    inside = transform(lambda x: attend(x, q, q) if transform is torch.func.vmap else attend(x, q, q).sum())
+    with pytest.raises(RecordingError, match="inside vmap, grad or another transform"), recording.record(attend):
+        inside(q)
+
+
+def test_fake_tensors_are_an_error_and_not_a_map_that_cannot_be_read(attend):
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 5, 8)
+        with pytest.raises(RecordingError, match="fake tensors cannot be recorded"), recording.record(attend):
+            attend(q, q, q)
 
 
 def test_somebody_elses_function_mode_keeps_working(nano, ids):

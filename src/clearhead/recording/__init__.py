@@ -24,10 +24,11 @@ def record(
 
     Seen are transformers models through their attention interface, whatever the implementation; PyTorch's own
     `nn.MultiheadAttention` and `nn.Transformer` family, their fast path left on; every other program that calls
-    `torch.nn.functional.scaled_dot_product_attention`, or `flex_attention` without compiling it; and attention written
-    by hand, a softmax over the last of at least three dimensions whose result multiplies the values,
-    `softmax(scores) @ v` (in two dimensions only self-attention, `softmax(q @ k.T) @ v`). Weights are those before dropout. Calls of this model in the entering
-    thread are recorded, no others. Nothing is left behind, after an exception too. Blocks may be nested and overlap.
+    `torch.nn.functional.scaled_dot_product_attention`, or `flex_attention` without compiling it; and attention
+    written by hand, a softmax over the last of at least three dimensions whose result multiplies the values,
+    `softmax(scores) @ v` (in two dimensions only self-attention, `softmax(q @ k.T) @ v`). Weights are those before
+    dropout. Calls of this model in the entering thread are recorded, no others. Nothing is left behind, after an
+    exception too. Blocks may be nested and overlap.
 
     Several calls of the model in one block are several passes. Calls that go on from one another, as `generate` makes
     them, are one text, and `recording[17]` is then one map over prompt and generated tokens, equal to that of one call

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from clearhead._checks import describe
 from clearhead.errors import RecordingError
@@ -23,7 +24,7 @@ from clearhead.maps import DenseMap, SoftmaxMap
 from clearhead.masks import MaskRule, all_of
 from clearhead.scores import Bias, as_bias
 
-__all__ = ["AnyCall", "Call", "DenseCall", "as_heads", "as_heads_mask"]
+__all__ = ["AnyCall", "Call", "DenseCall", "as_heads", "as_heads_mask", "check_lasting", "usual_scale"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +134,18 @@ class DenseCall:
 AnyCall: TypeAlias = Call | DenseCall
 
 
+def usual_scale(q: Tensor) -> float:
+    """1/√D; queries without features, which have none, are refused when the map is read."""
+    return float(max(1, q.shape[-1]) ** -0.5)
+
+
 def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v of rank 2 and up as (B, heads, tokens, width), broadcast as PyTorch does, as views if possible.
 
     Rank 2 is one sequence, rank 3 a batch with one head, further leading dimensions are folded into the
     batch.
     """
+    check_lasting(q, k, v)
     if _is_usual(q, k, v):
         return q, k, v
     if any(x.is_nested for x in (q, k, v)):
@@ -157,6 +164,20 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def check_lasting(*tensors: Tensor) -> None:
+    """Raise RecordingError for tensors that cannot be read later: of a transform, which ends, or without numbers."""
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
+        raise RecordingError(
+            f"attention inside vmap, grad or another transform of torch.func cannot be recorded: {_arrived(*tensors)},"
+            " which end with the transform. Call the model outside of it, in a block of its own."
+        )
+    if any(isinstance(x, FakeTensor) for x in tensors):
+        raise RecordingError(
+            f"attention of fake tensors cannot be recorded: {_arrived(*tensors)}, which hold no numbers. Call the model"
+            " outside of FakeTensorMode and torch.export, in a block of its own."
+        )
+
+
 def _is_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether they are in our layout as they came: asked first, since what follows takes ten times as long."""
     if any(x.is_nested or x.ndim != 4 or x.dtype != q.dtype for x in (q, k, v)):
@@ -165,8 +186,9 @@ def _is_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return batches == B and k.shape[:3] == v.shape[:3] and G > 0 and H % G == 0 and H >= G
 
 
-def _arrived(q: Tensor, k: Tensor, v: Tensor) -> str:
-    return f"q={describe(q)}, k={describe(k)}, v={describe(v)}"
+def _arrived(*tensors: Tensor) -> str:
+    names = ("q", "k", "v") if len(tensors) == 3 else ("weights",)
+    return ", ".join(f"{name}={describe(x)}" for name, x in zip(names, tensors, strict=True))
 
 
 def as_heads_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -35,6 +35,10 @@ class Contraction:
         """The same with the operands exchanged."""
         return Contraction(self.b, self.a, self.out)
 
+    def turned(self) -> Contraction:
+        """The same with the last two dimensions of the first operand exchanged."""
+        return Contraction(self.a[:-2] + self.a[-1] + self.a[-2], self.b, self.out)
+
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
         """(…, T, D) and (…, S, D) if the result is (…, T, S) with T of q and S of k."""
         if len(self.out) < 2:

@@ -100,6 +100,12 @@ class Scores:
         """With other leading dimensions."""
         return replace(self, shape=shape, heads=shape[:2] if len(shape) == 4 else self.heads)
 
+    def turned(self) -> Scores | None:
+        """Of (…, S, T), where the keys came first; None where something was added or hidden."""
+        if self.biases or self.hidden:
+            return None
+        return replace(self, q=self.k, k=self.q, shape=(*self.lead, self.shape[-1], self.shape[-2]))
+
 
 def number(value: object) -> float | None:
     """A number, also as a tensor of one element; None for anything else, and for one that is learned."""

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead import masks
 from clearhead.kernels.output import output
-from clearhead.recording.calls import AnyCall, Call, as_heads, as_heads_mask
+from clearhead.recording.calls import AnyCall, Call, as_heads, as_heads_mask, usual_scale
 from clearhead.recording.flex import OPERATOR, read_flex
 from clearhead.recording.handwritten import STEPS
 from clearhead.recording.trail import How, Trail
@@ -79,6 +79,8 @@ def read(
 
     `is_causal` is upper-left, as in PyTorch; a bool mask hides where it is False, a float mask is added.
     """
+    if enable_gqa and query.ndim == 3:  # heads come first, and there is no batch
+        query, key, value = query[None], key[None], value[None]
     q, k, v = as_heads(query, key, value)
     hiding: list[masks.MaskRule | Tensor] = []
     biases: list[Tensor] = []
@@ -94,7 +96,7 @@ def read(
         q,
         k,
         v,
-        float(scale if scale is not None else q.shape[-1] ** -0.5),
+        float(usual_scale(q) if scale is None else scale),
         masks=tuple(hiding),
         biases=tuple(biases),
     )
@@ -117,7 +119,7 @@ def read_own(
         q,
         k,
         v,
-        float(scale if scale is not None else q.shape[-1] ** -0.5),
+        float(usual_scale(q) if scale is None else scale),
         masks=() if mask is None else (mask,),
         biases=() if bias is None else (bias,),
         softcap=softcap,

@@ -1,13 +1,15 @@
 """Seam 4, the last resort: attention that a program computes by hand, as softmax(q @ k.mT) @ v.
 
 A softmax over the last of at least three dimensions is a layer if what becomes of it (cast, dropout, other leading
-dimensions, entries set to 0) is the left operand of a product that sums over that dimension. Its scores are followed
+dimensions, entries set to 0 or changed) is an operand of a product that sums over that dimension; over the last but one
+too, if the scores were a product. Its scores are followed
 back: a product, times numbers, plus masks and biases, hidden where a mask says so. What is understood, and gives the
 weights of one query, is reported as q, k and rules; of everything else the weights themselves are, as they were
 made.
 
 Not attention: a router of experts, whose weights are no such operand, or multiply a table of parameters; a softmax
-from which something is drawn; the same weights in a second product. Weights of two dimensions, where routers live
+from which something is drawn; the same weights in a second product; linear attention, a softmax of features that
+multiplies a product of keys and values. Weights of two dimensions, where routers live
 too, are a layer only where they are read back as self-attention: square, of queries and keys that were both computed.
 
 Notes are kept about recent results, by weak reference, and only while the model runs. Changes in place are noticed
@@ -28,7 +30,18 @@ from clearhead._checks import has_numbers
 from clearhead._watch import Watched
 from clearhead.recording.einsum import Contraction
 from clearhead.recording.formula import HIDES, Part, Scores, number
-from clearhead.recording.trail import Attention, Folded, How, Made, Softmax, Step, Weights, is_parameter, is_plain
+from clearhead.recording.trail import (
+    Attention,
+    Folded,
+    How,
+    Made,
+    Softmax,
+    Step,
+    Turned,
+    Weights,
+    is_parameter,
+    is_plain,
+)
 
 __all__ = ["STEPS"]
 
@@ -55,10 +68,13 @@ def _product(step: Step, left: str, right: str) -> Made | None:
     a, b, known = step.given.get(left), step.given.get(right), step.known.get(left)
     if not (is_plain(a) and is_plain(b)) or min(a.ndim, b.ndim) < 2:
         return None
+    other = step.known.get(right)
     if isinstance(known, Weights):
         table = b.ndim == 2 < a.ndim  # the same for all batch entries: not the values of these keys
-        return _attention(known, a, None if table else b, step.known.get(right))
-    return _scores(step, a, b.mT, known, step.known.get(right))
+        return _attention(known, a, None if table else b, other)
+    if isinstance(other, Turned):  # v.mT @ weights.mT
+        return _attention(other.weights, b.mT, None if a.ndim == 2 < b.ndim else a.mT, known)
+    return _scores(step, a, b.mT, known, other)
 
 
 def _einsum(step: Step) -> Made | None:
@@ -70,14 +86,20 @@ def _einsum(step: Step) -> Made | None:
         return None
     one, two = step.known.get("input"), step.known.get("other")
     if isinstance(one, Weights):
-        return _attention(one, a, product.values(b), two)
+        return _attention(one, a, product.values(b), two) or _altered(step)
     if isinstance(two, Weights):
-        return _attention(two, b, product.swapped().values(a), one)
+        return _attention(two, b, product.swapped().values(a), one) or _altered(step)
+    if isinstance(one, Turned):
+        return _attention(one.weights, a.mT, product.turned().values(b), two)
+    if isinstance(two, Turned):
+        return _attention(two.weights, b.mT, product.swapped().turned().values(a), one)
     found = product.scores(a, b) or product.swapped().scores(b, a)
     return None if found is None else _scores(step, *found, one, two)
 
 
 def _attention(weights: Weights, left: Tensor, v: Tensor | None, known: Made | None) -> Attention | None:
+    if isinstance(known, Scores) and not weights.softmax.compares:
+        return None  # linear attention: a softmax of features, times a product of keys and values
     heads = known.heads if isinstance(known, Folded) and known.at == 0 else ()
     return None if v is None or is_parameter(v) else Attention(weights, left, v, heads)
 
@@ -92,11 +114,15 @@ def _scores(step: Step, q: Tensor, k: Tensor, *known: Made | None) -> Scores:
 
 
 def _softmax(step: Step) -> Made | None:
-    x, dim = step.given.get("input"), step.given.get("dim")
-    if not isinstance(x, Tensor) or x.ndim < 2 or dim not in (-1, x.ndim - 1):
+    x, dim, scores = step.given.get("input"), step.given.get("dim"), step.known.get("input")
+    if not isinstance(x, Tensor) or x.ndim < 2:
         return None
-    scores = step.known.get("input")
-    return Weights(Softmax(scores if isinstance(scores, Scores) else None))
+    dim = int(x.ndim not in (1, 3)) if dim is None else dim  # as F.softmax guesses, and warns
+    if dim in (-1, x.ndim - 1):
+        return Weights(Softmax(scores, compares=True) if isinstance(scores, Scores) else Softmax(None))
+    if dim in (-2, x.ndim - 2) and isinstance(scores, Scores):  # keys first; the softmax of features is none
+        return Turned(Weights(Softmax(scores.turned(), compares=True)))
+    return None
 
 
 def _of(step: Step, name: str) -> Scores | None:
@@ -122,6 +148,14 @@ def _altered(step: Step) -> Weights | None:
         if isinstance(made, Weights) and isinstance(x, Tensor) and x.shape == step.shape:
             return made.set_to_zero(())
     return None
+
+
+def _part(step: Step) -> Weights | None:
+    """Some of the weights: without a column that was there to be left alone, say."""
+    made, x = step.known.get("input"), step.given["input"]
+    if not isinstance(made, Weights) or step.result.ndim != x.ndim:
+        return None
+    return replace(made.set_to_zero(()), made=made.of(x)[step.given["index"]] if made.dropped else None)
 
 
 def _div(step: Step) -> Made | None:
@@ -203,6 +237,8 @@ def _dropout(step: Step) -> Made | None:
 
 def _cast(step: Step) -> Made | None:
     made, x = step.known.get("input"), step.given["input"]
+    if isinstance(made, Turned) and step.result is not x:
+        return Turned(replace(made.weights, made=made.weights.of(x.mT)))
     return replace(made, made=made.of(x)) if isinstance(made, Weights) and step.result is not x else made
 
 
@@ -228,7 +264,17 @@ def _split(before: tuple[int, ...], after: tuple[int, ...]) -> Folded | None:
 
 def _transpose(step: Step) -> Made | None:
     made, dims = step.known.get("input"), {step.given.get("dim0"), step.given.get("dim1")}
+    if isinstance(made, (Weights, Turned)):
+        return _turn(made, step.given["input"], step.result)
     return replace(made, at=0) if isinstance(made, Folded) and made.at == 1 and dims == {0, 1} else None
+
+
+def _turn(made: Weights | Turned, x: Tensor, result: Tensor) -> Weights | Turned | None:
+    """What a view of x is, of which made is known, if its last two dimensions are x's, or x's in the other order."""
+    layout = result.shape, result.stride()
+    if layout == (x.mT.shape, x.mT.stride()):
+        return made.weights if isinstance(made, Turned) else Turned(made)
+    return made if layout == (x.shape, x.stride()) else None
 
 
 def _unsqueeze(step: Step) -> Made | None:
@@ -270,7 +316,7 @@ def _everywhere(
 
 
 STEPS: dict[Callable[..., Any], How] = {
-    **_everywhere(_matmul, _TWO, "matmul", "__matmul__", "bmm", begins=_always),
+    **_everywhere(_matmul, _TWO, "matmul", "__matmul__", "bmm", "mm", begins=_always),
     **_everywhere(_baddbmm, ("input", "batch1", "batch2"), "baddbmm", "baddbmm_", begins=_always),
     **_everywhere(_einsum, ("equation", *_TWO), "einsum", begins=_always),
     **_everywhere(_softmax, ("input", "dim"), "softmax", begins=_always),
@@ -284,11 +330,17 @@ STEPS: dict[Callable[..., Any], How] = {
     **_everywhere(_masked_fill, ("input", "mask", "value"), "masked_fill", "masked_fill_"),
     torch.where: How(_where, ("condition", *_TWO), _never),
     Tensor.where: How(_where, ("input", "condition", "other"), _never),
+    Tensor.__getitem__: How(_part, ("input", "index"), _never),
     Tensor.__setitem__: How(_setitem, ("input", "mask", "value"), _never),
     **_everywhere(_nan_to_num, ("input", "nan"), "nan_to_num", "nan_to_num_"),
     **_everywhere(_dropout, _ONE, "dropout", "dropout_"),
     **_everywhere(_cast, _ONE, "to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone"),
     **_everywhere(_view, _ONE, "view", "reshape", "flatten", "unflatten", "squeeze", "view_as", begins=_may_fold),
     **_everywhere(_unsqueeze, ("input", "dim"), "unsqueeze"),
-    **_everywhere(_transpose, ("input", "dim0", "dim1"), "transpose", "swapaxes", "swapdims"),
+    **_everywhere(
+        _transpose, ("input", "dim0", "dim1"), "transpose", "swapaxes", "swapdims", "permute", "t", "adjoint"
+    ),
+    **dict.fromkeys((Tensor.mT.__get__, Tensor.T.__get__), How(_transpose, _ONE, _never)),  # type: ignore[attr-defined]
+    **_everywhere(_altered, _ONE, "tril", "tril_", "triu", "triu_", "pow", "pow_", "__pow__", "square", "square_"),
+    **_everywhere(_altered, _ONE, "normalize", "conv2d"),
 }

@@ -33,7 +33,7 @@ from clearhead import masks
 from clearhead._checks import describe
 from clearhead.errors import RecordingError
 from clearhead.recording.blockmask import BlockRule, is_block_mask
-from clearhead.recording.calls import Call, as_heads, as_heads_mask
+from clearhead.recording.calls import Call, as_heads, as_heads_mask, usual_scale
 from clearhead.recording.functional import causal_rule
 
 __all__ = ["Arguments", "readings"]
@@ -112,7 +112,7 @@ def _call(arguments: Arguments, between: _Between) -> Call:
         q,
         k,
         v,
-        scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+        scale=float(usual_scale(q) if scale is None else scale),
         masks=between.masks,
         biases=between.biases,
         softcap=arguments.options.get("softcap"),

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from clearhead import masks
 from clearhead.masks import MaskRule
-from clearhead.recording.calls import Call
+from clearhead.recording.calls import Call, check_lasting, usual_scale
 from clearhead.recording.functional import causal_rule
 
 __all__ = ["Given", "read_layer", "read_native", "read_python"]
@@ -144,8 +144,8 @@ class _Hidden:
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, hidden: _Hidden) -> Call:
-    scale = q.shape[-1] ** -0.5
-    return Call(q, k, v, scale, hidden.masks, hidden.biases, real_queries=hidden.real_queries)
+    check_lasting(q, k, v)
+    return Call(q, k, v, usual_scale(q), hidden.masks, hidden.biases, real_queries=hidden.real_queries)
 
 
 def _by_mask(given: Given, heads: int, added: int = 0, *, fast: bool = False) -> _Hidden:

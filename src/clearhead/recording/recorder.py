@@ -210,8 +210,8 @@ class Recorder:
         return (
             f"record({self._name}): the model ran, but no attention call was seen. Likely causes:\n"
             "  (a) it computes attention by hand, and not as softmax(scores) @ v: seen is PyTorch's softmax over the"
-            " last dimension, the left operand of a product (in two dimensions: as softmax(q @ k.T) @ v). Write it so,"
-            " or call torch.nn.functional.scaled_dot_product_attention;\n"
+            " keys, the last dimension, and a product of the weights with the values (in two dimensions: as"
+            " softmax(q @ k.T) @ v). Write it so, or call torch.nn.functional.scaled_dot_product_attention;\n"
             "  (b) it calls a kernel of another package (flash-attn, xformers), or torch.compile(flex_attention): call"
             " torch.nn.functional.scaled_dot_product_attention, or load the model with attn_implementation='sdpa';\n"
             f"  (c) the attention is in modules that are not registered as its submodules{foreign};\n"

@@ -14,12 +14,23 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from clearhead._checks import has_numbers
 from clearhead._watch import version_of
-from clearhead.recording.calls import AnyCall
+from clearhead.recording.calls import AnyCall, check_lasting
 from clearhead.recording.formula import Part, Scores, read_back, weights_call
 
-__all__ = ["Attention", "Folded", "How", "Made", "Softmax", "Step", "Trail", "Weights", "is_parameter", "is_plain"]
+__all__ = [
+    "Attention",
+    "Folded",
+    "How",
+    "Made",
+    "Softmax",
+    "Step",
+    "Trail",
+    "Turned",
+    "Weights",
+    "is_parameter",
+    "is_plain",
+]
 
 _RECENT = 256  # results that notes are kept about
 
@@ -37,6 +48,7 @@ class Softmax:
     """One softmax, however many tensors are made of its result."""
 
     scores: Scores | None
+    compares: bool = False  # its scores were a product of queries and keys
     told: bool = False
 
 
@@ -64,6 +76,13 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
+class Turned:
+    """Weights whose last two dimensions changed places: (…, S, T)."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True, eq=False)
 class Attention:
     """weights @ v."""
 
@@ -73,7 +92,7 @@ class Attention:
     heads: tuple[int, ...]  # (B, H), where v's are one dimension and that is known
 
 
-Made: TypeAlias = "Folded | Scores | Weights | Attention"
+Made: TypeAlias = "Folded | Scores | Weights | Turned | Attention"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +138,8 @@ class Trail:
 
     def follow(self, func: Callable[..., Any], how: How, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`func(*args, **kwargs)`, noting what its result is made of."""
-        if not (self._noted(args) or (kwargs and self._noted(kwargs.values())) or how.begins(args)):
+        noted = self._notes and (self._noted(args) or (kwargs and self._noted(kwargs.values())))
+        if not noted and not how.begins(args):
             return func(*args, **kwargs)
         given = {**dict(zip(how.names, _flat(args), strict=False)), **kwargs}
         known = self._known(given)  # before the call, which may write to its arguments
@@ -143,10 +163,9 @@ class Trail:
             return None
         if note.version == version_of(x):
             return note.made
-        if not isinstance(note.made, Weights):
+        if not isinstance(note.made, (Weights, Turned)):
             return None  # written to by a function that is not followed
-        note.made.softmax.scores = None  # the same; the weights then are what they are now
-        return note.made.written(x)
+        return _written(note.made, x)
 
     def _take(self, made: Made | None, about: Tensor) -> None:
         if isinstance(made, Attention):
@@ -172,8 +191,9 @@ class Trail:
         if attention.left.is_inference():  # these do not tell whether they were written to
             made = made.written(attention.left)
         softmax, weights = made.softmax, made.of(attention.left)
-        if softmax.told or not has_numbers(weights):
+        if softmax.told:
             return
+        check_lasting(weights)
         v = Part(attention.v, tuple(attention.left.shape[:-2]))
         scores = softmax.scores
         if weights.ndim == 2 and not _is_self_attention(scores):
@@ -185,9 +205,19 @@ class Trail:
         self._see(weights_call(weights, scores, attention.heads) if call is None else call)
 
 
+def _written(made: Weights | Turned, x: Tensor) -> Weights | Turned:
+    """Where x, the tensor that the note is about, was written to: the weights then are what they are now."""
+    if isinstance(made, Turned):
+        made.weights.softmax.scores = None
+        return Turned(made.weights.written(x.mT))
+    made.softmax.scores = None
+    return made.written(x)
+
+
 def _flat(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments, the list of operands that an einsum may be given taken apart."""
-    return (args[0], *args[1]) if len(args) == 2 and isinstance(args[1], (list, tuple)) else args
+    apart = len(args) == 2 and isinstance(args[0], str) and isinstance(args[1], (list, tuple))
+    return (args[0], *args[1]) if apart else args
 
 
 def is_plain(x: object) -> TypeGuard[Tensor]:
