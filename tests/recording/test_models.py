@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from clearhead.errors import RecordingError
@@ -307,3 +307,48 @@ def test_a_pipeline_names_its_model_and_that_records_it(smollm2):
     with record(pipeline.model) as recording:
         pipeline("The capital of France is", max_new_tokens=2, do_sample=False)
     assert len(recording.passes) == 2
+
+
+# --- other ways to call a model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_a_compiled_model_that_holds_the_recorded_one_says_what_to_pass(nano, ids, when, touched):
+    compiled, state = torch.compile(nano, backend="eager"), touched()
+    with pytest.raises(RecordingError, match=r"OptimizedModule, compiled, .* pass the compiled model"), record(nano):
+        (compiled if when == "before" else torch.compile(nano, backend="eager"))(ids)
+    assert touched() == state
+
+
+def test_a_symbolic_trace_inside_the_block_is_an_error_that_says_so():
+    class Fixed(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, q)
+
+    model = Fixed()
+    with pytest.raises(RecordingError, match="attention of Proxy, Proxy, Proxy cannot be recorded"), record(model):
+        fx.symbolic_trace(model)
+
+
+def test_a_wrapper_whose_method_calls_the_model_inside_names_it(nano, ids):
+    class Generating(type(nano)):
+        def generate(self, ids: Tensor) -> Tensor:
+            return self(ids)
+
+    class Adapted(nn.Module):
+        """As peft wraps models."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_model = nn.ModuleDict({"model": Generating().eval()})
+
+        def generate(self, ids: Tensor) -> Tensor:
+            return self.base_model["model"].generate(ids)
+
+    wrapper = Adapted()
+    said = pytest.raises(RecordingError, match=r"not called inside the block.* record that \('base_model\.model'\)")
+    with said, record(wrapper):
+        wrapper.generate(ids)
+    with record(wrapper.base_model["model"]) as recording:
+        wrapper.generate(ids)
+    assert len(recording) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import weakref
 from typing import Any
@@ -257,3 +258,38 @@ def test_trap22_no_batch_one_token_and_odd_lengths(shape, grad):
     with grad():
         recording = recorded(model, x)
     assert [attn.to_dense().shape for attn in recording] == [(shape[0], H, shape[1], shape[1])] * 2
+
+
+# --- forwards that somebody has replaced ------------------------------------------------------------------------
+
+
+class SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x, x, x)[0]
+
+
+@pytest.mark.parametrize("make", [SelfAttention, lambda: nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)])
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad])
+def test_trap02_a_module_whose_forward_was_replaced_keeps_its_fast_path_and_that_forward(make, grad):
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(3, 5, 16)
+    attention = model.attn if isinstance(model, SelfAttention) else model
+    of_its_class = attention.forward
+    attention.forward = moving = lambda *args, **kwargs: of_its_class(*args, **kwargs)  # as accelerate moves tensors
+    with grad():
+        plain = model(x)
+        with record(model) as recording, record(model) as inner:
+            out = model(x)
+    assert torch.equal(out, plain)
+    assert vars(attention)["forward"] is moving
+    assert not torch_modules._own
+    with grad(), record(again := copy.deepcopy(model)) as expected:
+        del vars(again.attn if isinstance(model, SelfAttention) else again)["forward"]
+        again(x)
+    for maps in (recording, inner):
+        assert maps.paths == expected.paths
+        assert torch.equal(maps[0].to_dense(), expected[0].to_dense())

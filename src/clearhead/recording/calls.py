@@ -166,6 +166,13 @@ def as_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def check_lasting(*tensors: Tensor) -> None:
     """Raise RecordingError for tensors that cannot be read later: of a transform, which ends, or without numbers."""
+    if torch.compiler.is_dynamo_compiling():  # which takes this apart too, on its way from a call that it left to us
+        return
+    if not all(isinstance(x, Tensor) for x in tensors):
+        raise RecordingError(
+            f"attention of {', '.join(type(x).__name__ for x in tensors)} cannot be recorded: expected tensors."
+            " Trace or export the model outside of the block."
+        )
     if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
         raise RecordingError(
             f"attention inside vmap, grad or another transform of torch.func cannot be recorded: {_arrived(*tensors)},"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 
@@ -15,7 +16,17 @@ from clearhead._checks import describe
 from clearhead.errors import RecordingError
 from clearhead.recording.wrapping import Counted
 
-__all__ = ["check_model", "encoders", "inside", "opaque", "recomputing", "running_eagerly", "unwrapped"]
+__all__ = [
+    "check_eager",
+    "check_model",
+    "encoders",
+    "generating",
+    "inside",
+    "opaque",
+    "recomputing",
+    "running_eagerly",
+    "unwrapped",
+]
 
 
 def check_model(model: object) -> None:
@@ -120,6 +131,11 @@ def encoders(model: nn.Module) -> tuple[nn.Module, ...]:
     return tuple(found)
 
 
+def generating(model: nn.Module) -> list[str]:
+    """Where a wrapper holds models that generate by themselves, and then call themselves and not the wrapper."""
+    return [path for path, part in model.named_modules() if path and callable(getattr(type(part), "generate", None))]
+
+
 def recomputing() -> bool:
     """Whether autograd is running: gradient checkpointing then calls a part of the model once more."""
     return torch._C._current_graph_task_id() != -1
@@ -143,6 +159,18 @@ def running_eagerly(model: nn.Module) -> AbstractContextManager[None]:
         stacklevel=3,
     )
     return _EAGERLY.held()
+
+
+def check_eager(module: nn.Module, roots: Collection[int]) -> None:
+    """Raise RecordingError where a compiled module is called of which the block, that records it or a part, knew not.
+
+    `roots` are the ids of what is recorded. A compiled graph makes no calls that can be seen.
+    """
+    if _is_compiled(module) and not _EAGERLY.is_held and any(id(part) in roots for part in module.modules()):
+        raise RecordingError(
+            f"{type(module).__name__}, compiled, was called in a block that records what it was made of. Compile before"
+            " the block, and pass the compiled model: record(compiled) runs it uncompiled in the block."
+        )
 
 
 class _Eagerly(Counted):

@@ -20,6 +20,7 @@ from torch.overrides import _get_current_function_mode
 
 from clearhead.recording.calls import AnyCall
 from clearhead.recording.functional import FunctionSeam
+from clearhead.recording.models import check_eager
 from clearhead.recording.wrapping import Function, Replacement
 
 __all__ = ["Listener", "Observer", "current", "listening", "replacements"]
@@ -103,6 +104,8 @@ class Observer:
 
     def run(self, original: Function, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)`, noting that it runs."""
+        if not self.running:
+            check_eager(module, self._roots)
         self.modules.append(module)
         try:
             if id(module) in self._roots:

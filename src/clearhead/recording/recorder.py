@@ -17,7 +17,16 @@ from clearhead.recording.buffers import Buffer, buffers_of, filled, is_borrowed
 from clearhead.recording.calls import AnyCall
 from clearhead.recording.generating import way_of_generating
 from clearhead.recording.layers import Layer
-from clearhead.recording.models import check_model, encoders, inside, opaque, recomputing, running_eagerly, unwrapped
+from clearhead.recording.models import (
+    check_model,
+    encoders,
+    generating,
+    inside,
+    opaque,
+    recomputing,
+    running_eagerly,
+    unwrapped,
+)
 from clearhead.recording.padding import Padding, check_padding, read_padding
 from clearhead.recording.recording import Pass, Recording, shorten, some
 
@@ -176,9 +185,12 @@ class Recorder:
 
     def _check_seen(self, model: nn.Module) -> None:
         if self._started == 0:
+            inner = generating(model)
+            wraps = f" What it wraps calls itself, in generate say: record that ({some(inner)})." if inner else ""
             raise RecordingError(
                 f"record({self._name}): the model was not called inside the block. Call the module that was passed to"
-                " record, as model(…): another method of it, a copy of it, or another thread are not seen."
+                " record, as model(…): another method of it, a copy of it, another thread, or a function that"
+                f" torch.compile has compiled are not seen.{wraps}"
             )
         if not self._recording.passes:
             raise RecordingError(f"record({self._name}): every call of the model in this block ended in an exception.")
@@ -216,7 +228,7 @@ class Recorder:
             " torch.nn.functional.scaled_dot_product_attention, or load the model with attn_implementation='sdpa';\n"
             f"  (c) the attention is in modules that are not registered as its submodules{foreign};\n"
             f"  (d) it is not in Python code of this thread: in scripted or exported parts{parts}, in another thread or"
-            " process, or there is none."
+            " process, in a generator that runs on after the call, or there is none."
         )
 
 

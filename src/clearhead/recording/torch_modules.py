@@ -118,25 +118,50 @@ def _watched(kind: type[nn.Module]) -> Replacement:
     def wrap(original: Function) -> Function:
         @functools.wraps(original)
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            observer = current()
-            if observer is None or not observer.running or observer.inside:
-                return original(self, *args, **kwargs)
-            _check_names()
-            outer = _running.get()
-            known = {} if outer is None else outer.known
-            arguments = functools.partial(_bound, original, self, *args, **kwargs)
-            running = _Running(kind, self, len(observer.modules), arguments, outer, known)
-            # PyTorch looks for a function mode where it has a fast path; only the decoder layer has none.
-            quiet = nullcontext() if kind is nn.TransformerDecoderLayer else observer.stepped_out()
-            with _set(_running, running), quiet:
-                result = original(self, *args, **kwargs)
-            if kind is nn.MultiheadAttention and not running.seen:
-                raise _unknown("computed attention in a way that clearhead does not see")
-            return result
+            run = functools.partial(original, self, *args, **kwargs)
+            return _run(kind, self, run, functools.partial(_bound, original, self, *args, **kwargs))
 
         return forward
 
     return Replacement(kind, "forward", wrap)
+
+
+def _run(kind: type[nn.Module], module: nn.Module, run: Function, arguments: Callable[[], Mapping[str, Any]]) -> Any:
+    """`run()`, the forward of one of PyTorch's modules, without the function mode."""
+    observer, outer = current(), _running.get()
+    if observer is None or not observer.running or observer.inside:
+        return run()
+    depth = len(observer.modules)
+    if outer is not None and (outer.module, outer.kind, outer.depth) == (module, kind, depth):
+        return run()  # a forward of the module's own that calls its class's
+    _check_names()
+    running = _Running(kind, module, depth, arguments, outer, {} if outer is None else outer.known)
+    # PyTorch looks for a function mode where it has a fast path; only the decoder layer has none.
+    quiet = nullcontext() if kind is nn.TransformerDecoderLayer else observer.stepped_out()
+    with _set(_running, running), quiet:
+        result = run()
+    if kind is nn.MultiheadAttention and not running.seen:
+        raise _unknown("computed attention in a way that clearhead does not see")
+    return result
+
+
+class _Own(Replacement):
+    """Of a module that has a forward of its own beside its class's, which may call that as it was before the block."""
+
+    def __init__(self, kind: type[nn.Module], module: nn.Module) -> None:
+        def wrap(original: Function) -> Function:
+            @functools.wraps(original)
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                run = functools.partial(original, *args, **kwargs)
+                return _run(kind, module, run, functools.partial(_bound, kind.forward, module, *args, **kwargs))
+
+            return forward
+
+        super().__init__(module, "forward", wrap)
+
+    def undo(self) -> None:
+        super().undo()
+        _own.pop(id(self._owner), None)
 
 
 def _check_names() -> None:
@@ -250,11 +275,9 @@ def _noting(name: str) -> Replacement:
     return Replacement(F, name, wrap)
 
 
+_KINDS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
 _ALWAYS = (
-    _watched(nn.TransformerEncoder),
-    _watched(nn.TransformerEncoderLayer),
-    _watched(nn.TransformerDecoderLayer),
-    _watched(nn.MultiheadAttention),
+    *map(_watched, _KINDS),
     _reporting(torch, "_transformer_encoder_layer_fwd", _kernel(read_layer, nn.TransformerEncoderLayer)),
     _reporting(torch, "_native_multi_head_attention", _kernel(read_native, nn.MultiheadAttention)),
     _reporting(F, "multi_head_attention_forward", _python),
@@ -262,10 +285,12 @@ _ALWAYS = (
     _noting("_in_projection"),
 )
 _blocks: dict[type, Replacement] = {}  # one per class, so that blocks in several threads share the count
+_own: dict[int, Replacement] = {}  # one per module, for as long as a block needs it
 
 
 def replacements(model: nn.Module) -> list[Replacement]:
-    """Those for every model; and for encoder layers of this one that call attention in a method of their own.
+    """Those for every model; for encoder layers of this one that call attention in a method of their own; and for
+    modules whose forward somebody has replaced (accelerate does, to move tensors).
 
     That method runs off the fast path only, within a forward that the function mode had to leave.
     """
@@ -273,4 +298,7 @@ def replacements(model: nn.Module) -> list[Replacement]:
     classes = {cls for layer in model.modules() if isinstance(layer, base) for cls in type(layer).__mro__}
     owners = [cls for cls in classes - {base} if "_sa_block" in vars(cls)]
     always = [replacement for replacement in _ALWAYS if replacement.possible]
-    return [*always, *(_blocks.setdefault(owner, Replacement(owner, "_sa_block", _stepping_in)) for owner in owners)]
+    blocks = [_blocks.setdefault(owner, Replacement(owner, "_sa_block", _stepping_in)) for owner in owners]
+    changed = [module for module in model.modules() if "forward" in vars(module)]
+    found = [(kind, module) for module in changed for kind in _KINDS if isinstance(module, kind)]
+    return [*always, *blocks, *(_own.setdefault(id(module), _Own(kind, module)) for kind, module in found)]

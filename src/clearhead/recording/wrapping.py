@@ -10,7 +10,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 __all__ = ["Counted", "Replacement"]
@@ -33,6 +32,11 @@ class Counted(ABC):
     @abstractmethod
     def undo(self) -> None:
         """Take it back: the last block closes."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the change is in force."""
+        return self._holders > 0
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -57,13 +61,14 @@ class Replacement(Counted):
     once no block is open.
     """
 
-    def __init__(self, owner: type | ModuleType, name: str, wrap: Callable[[Function], Function]) -> None:
-        self._owner, self._name, self._wrap = owner, name, wrap
+    def __init__(self, owner: object, name: str, wrap: Callable[[Function], Function]) -> None:
+        self._owner: Any = owner
+        self._name, self._wrap = name, wrap
         self._own: Any = _MISSING  # what the owner's own namespace held before
         self._ours: Any = None
 
     def __str__(self) -> str:
-        return f"{self._owner.__name__}.{self._name}"
+        return f"{getattr(self._owner, '__name__', type(self._owner).__name__)}.{self._name}"
 
     @property
     def possible(self) -> bool:
