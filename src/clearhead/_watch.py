@@ -42,10 +42,18 @@ class HoldsTensors:
 
 
 class Watched:
-    """Tensors with the versions they had when the watch began."""
+    """Tensors with the versions they had when the watch began.
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._seen = [(tensor, version_of(tensor)) for tensor in tensors]
+    Inference tensors have none. With `numbers=True` a sum over them stands for it: O(their size), at each question too.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], *, numbers: bool = False) -> None:
+        self._numbers = numbers
+        self._seen = [(tensor, self._state(tensor)) for tensor in tensors]
+
+    def _state(self, tensor: Tensor) -> int | Tensor:
+        summed = self._numbers and tensor.is_inference() and not tensor.is_meta
+        return _sum_of_bits(tensor) if summed else version_of(tensor)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -55,23 +63,30 @@ class Watched:
     @property
     def changed(self) -> bool:
         """Whether one of them was written to in place since."""
-        return any(version_of(tensor) != version for tensor, version in self._seen)
+        return any(bool(self._state(tensor) != state) for tensor, state in self._seen)
 
     @property
     def differentiable(self) -> bool:
         """Whether a gradient may be asked of one of them."""
         return any(tensor.requires_grad for tensor, _ in self._seen)
 
-    def __getstate__(self) -> list[Tensor]:
+    def __getstate__(self) -> tuple[list[Tensor], bool]:
         if self.changed:
             raise RecordingError("a map whose tensors were overwritten cannot be copied: its weights are lost.")
-        return [tensor for tensor, _ in self._seen]
+        return self.tensors, self._numbers
 
-    def __setstate__(self, tensors: list[Tensor]) -> None:
+    def __setstate__(self, state: tuple[list[Tensor], bool]) -> None:
         """Copied or unpickled tensors count their versions anew."""
-        self.__init__(tensors)  # type: ignore[misc]
+        tensors, numbers = state
+        self.__init__(tensors, numbers=numbers)  # type: ignore[misc]
 
 
 def version_of(tensor: Tensor) -> int:
     """How often the tensor was written to; inference tensors and those of a traced graph do not count."""
     return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """Of all numbers, as integers of their size: exact, and another one for almost any other numbers."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().view(integers).sum()

@@ -351,6 +351,22 @@ def test_what_was_overwritten_before_the_first_reading_raises_too(attend):
         recording[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("which", ["q", "k", "v", "mask"])
+def test_inference_tensors_that_were_overwritten_raise_too_though_they_count_no_versions(attend, dtype, which):
+    with torch.inference_mode():
+        given = {name: torch.randn(1, 2, 5, 4, dtype=dtype) for name in ("q", "k", "v")}
+        given["mask"] = torch.ones(5, 5, dtype=torch.bool)
+        with record(attend) as recording:
+            attend(given["q"], given["k"], given["v"], attn_mask=given["mask"])
+        copied = pickle.loads(pickle.dumps(recording))
+        assert torch.equal(recording[0].to_dense(), copied[0].to_dense())
+        given[which][..., 0, 0] = 0
+        with pytest.raises(RecordingError, match="overwritten in place"):
+            recording[0]
+        copied[0]
+
+
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
 def test_a_recording_can_be_copied_and_pickled(nano, ids, again):
     with record(nano) as recording:

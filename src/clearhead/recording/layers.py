@@ -73,7 +73,7 @@ class Keys:
         """Keep this tensor from now on, or a copy if it is `borrowed`: a buffer that the next step writes to."""
         self.address = k.data_ptr()
         self.k = k.clone() if borrowed else k
-        self._watched = Watched([self.k])
+        self._watched = Watched([self.k], numbers=True)
 
     @property
     def changed(self) -> bool:
@@ -130,7 +130,8 @@ class Layer(Kept):
 
     def _set(self, call: AnyCall) -> None:
         self._call = call  # without its keys
-        self._watched = Watched(call.tensors())  # from the call on: the map, which watches too, is made later
+        # From the call on: the map, which watches too, is made later.
+        self._watched = Watched(call.tensors(), numbers=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As a copy or a pickle, whose tensors count their versions anew; layers go on sharing their keys."""
