@@ -9,19 +9,20 @@ from pathlib import Path
 __all__ = ["write_whole"]
 
 
-def write_whole(target: Path, text: str) -> None:
+def write_whole(target: Path, content: str | bytes) -> None:
     """Write a file that appears whole or not at all, whatever interrupts; OSError where it cannot be written.
 
     A link is followed. What is no file, a pipe or a device, is written into and not replaced.
     """
+    content = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(target))
     if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8", newline="")
+        target.write_bytes(content)
         return
     part = target.with_name(f".clearhead-{secrets.token_hex(8)}")
     try:
-        with part.open("x", encoding="utf-8", newline="") as file:  # "x": new, with the rights that the umask leaves
-            file.write(text)
+        with part.open("xb") as file:  # "x": new, with the rights that the umask leaves
+            file.write(content)
         os.replace(part, target)
     except BaseException:
         part.unlink(missing_ok=True)
