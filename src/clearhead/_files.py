@@ -6,7 +6,9 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["write_whole"]
+__all__ = ["FIGURES", "write_whole"]
+
+FIGURES = (".svg", ".png", ".pdf")  # the endings of the files that a figure may be written to
 
 
 def write_whole(target: Path, content: str | bytes) -> None:

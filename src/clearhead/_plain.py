@@ -17,7 +17,7 @@ def plain(text: str) -> str:
 def shown(token: str) -> str:
     """A token as a label: without the space before it, white space and the rest of a cut character as signs.
 
-    >>> shown(" the"), shown("\n"), shown("  "), shown(""), shown("\ufffd")
+    >>> shown(" the"), shown("\\n"), shown("  "), shown(""), shown("\\ufffd")
     ('the', '⏎', '␣␣', '∅', '┊')
     """
     if token in ("", "\ufffd"):

@@ -82,6 +82,9 @@ def look(
         str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
     ] = "smollm2",
     save: Annotated[Path | None, typer.Option(metavar="HTML", help="Where to write the page.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="F", help="Draw all heads into F: .svg, .png, .pdf; no page unless --save.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the heads as JSON; no page unless --save.")] = False,
     show: Annotated[
         bool | None,
@@ -103,11 +106,14 @@ def look(
     with _clear_errors():
         chosen = _text(text, file)
         numbers = _layer_numbers(layers)
-        target = _target(save, model, chosen, wanted=save is not None or not as_json)
+        target = _target(save, model, chosen, wanted=save is not None or not (as_json or figure))
+        _check_figure(figure)
         limit = _budget(budget)
         with terminal.progress() as report:
             view = _view(model, chosen, numbers, report)
             page = None if target is None else _page(view, limit, report)
+            if figure is not None:
+                _draw(view, figure, report)
         if as_json:
             print(json.dumps(_as_json(view), allow_nan=False))
         else:
@@ -116,6 +122,8 @@ def look(
             _write(page, target, say=sys.stderr if as_json else sys.stdout)
             if _should_open(show):
                 webbrowser.open(target.resolve().as_uri())
+        if figure is not None:
+            print(f"Wrote {plain(str(figure))}", file=sys.stderr if as_json else sys.stdout)
 
 
 _LearnersFolder = Annotated[Path | None, typer.Option("--folder", metavar="F", help="The lesson's folder.")]
@@ -295,16 +303,35 @@ def _target(save: Path | None, model: str, text: str, *, wanted: bool) -> Path |
         return None
     name = f"clearhead-{_slug(Path(model).stem, 24)}-{_slug(text, 40)}.html"
     target = save if save is not None else Path(name)
+    _check_place(target, "--save")
+    return target
+
+
+def _check_figure(figure: Path | None) -> None:
+    """Refuse a figure that could not be drawn or written, before the model is loaded."""
+    if figure is None:
+        return
+    from clearhead._files import FIGURES
+
+    if figure.suffix.lower() not in FIGURES:
+        _stop(f"--figure {figure}: the name of a figure ends in {', '.join(FIGURES)}")
+    _check_place(figure, "--figure")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        _stop('--figure needs matplotlib. Run: pip install "clearhead[plot]"')
+
+
+def _check_place(target: Path, option: str) -> None:
     folder = target.parent
     if os.path.isdir(target):
-        _stop(f"--save {target}: that is a folder; name a file in it")
+        _stop(f"{option} {target}: that is a folder; name a file in it")
     if not os.path.isdir(folder):
-        _stop(f"--save {target}: there is no folder {folder}")
+        _stop(f"{option} {target}: there is no folder {folder}")
     if len(os.fsencode(target.name)) > 255:
-        _stop(f"--save {target}: the name of a file has at most 255 bytes")
+        _stop(f"{option} {target}: the name of a file has at most 255 bytes")
     if not os.access(folder, os.W_OK | os.X_OK):
-        _stop(f"cannot write to the folder {folder.resolve()}: name a file elsewhere with --save")
-    return target
+        _stop(f"cannot write to the folder {folder.resolve()}: name a file elsewhere with {option}")
 
 
 def _slug(text: str, longest: int) -> str:
@@ -361,6 +388,16 @@ def _check_layers(config: Any, layers: list[int] | None) -> None:
 def _page(view: View, budget: int | None, report: Progress) -> Payload:
     report("page", 0, 1)
     return view.page(budget=budget)
+
+
+def _draw(view: View, figure: Path, report: Progress) -> None:
+    report("figure", 0, 1)
+    from clearhead import plots
+
+    try:
+        plots.save(plots.heads(view), figure.absolute())  # as it is: "~" is a letter here
+    except OSError as error:
+        _stop(f"cannot write {figure}: {error.strerror or error}")
 
 
 def _as_json(view: View) -> dict[str, Any]:

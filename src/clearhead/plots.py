@@ -36,7 +36,7 @@ except ImportError as error:
 
 from clearhead import _palette
 from clearhead._checks import describe
-from clearhead._files import write_whole
+from clearhead._files import FIGURES, write_whole
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.heads.roles import ROLES, Head, HeadTable
 from clearhead.maps.base import AttentionMap
@@ -44,9 +44,8 @@ from clearhead.maps.drawing import INCH, PLAIN, SMALL, TINY, attention, clean, c
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.view import View
 
-__all__ = ["KINDS", "attention", "entropy", "head", "heads", "roles", "save"]
+__all__ = ["attention", "entropy", "head", "heads", "roles", "save"]
 
-KINDS = (".svg", ".png", ".pdf")  # of files
 CELL, GAP, GROUP_GAP = 19.2, 0.1, 0.18  # of a thumbnail: its pitch in points; parts of it that stay free
 MARKERS = dict(zip(ROLES, "os^vDPXd", strict=True))  # hue is never alone
 NO_DATES: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
@@ -162,8 +161,8 @@ def save(figure: Figure, path: str | os.PathLike[str], *, dpi: float = 200) -> P
     _expect(figure, "save(…, path)", Figure)
     target = Path(path).expanduser()
     kind = target.suffix.lower()
-    if kind not in KINDS:
-        raise ValueError(f"save(figure, {str(target)!r}): expected a name that ends in {', '.join(KINDS)}.")
+    if kind not in FIGURES:
+        raise ValueError(f"save(figure, {str(target)!r}): expected a name that ends in {', '.join(FIGURES)}.")
     content = io.BytesIO()
     with rc_context(TEXT_AS_TEXT), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
