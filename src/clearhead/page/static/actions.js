@@ -113,6 +113,19 @@ export function setMode(mode) {
   emit("layout");
 }
 
+export function setSheet(sheet) {
+  Object.assign(view, { sheet, wide: false, hover: null });
+  writeHash();
+  emit("layout");
+  say(sheet ? "contact sheet: every head by role" : "contact sheet closed");
+}
+
+export function setWide(wide) {
+  Object.assign(view, { wide, sheet: false, hover: null });
+  writeHash();
+  emit("layout");
+}
+
 export function setTab(tab) {
   if (tab === view.tab) return;
   view.tab = tab;
@@ -130,10 +143,12 @@ export function filterRole(role, add) {
   const only = view.filter.size === 1 && view.filter.has(role);
   if (add) view.filter.has(role) ? view.filter.delete(role) : view.filter.add(role);
   else view.filter = new Set(only ? [] : [role]);
+  writeHash();
   emit("filter");
 }
 
 export function clearFilter() {
   view.filter = new Set();
+  writeHash();
   emit("filter");
 }

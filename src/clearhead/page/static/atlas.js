@@ -15,7 +15,8 @@ const isCardFixed = () => $("#card").style.display === "block";
 
 function drawLegend() {
   const counts = {};
-  for (const head of view.trace.heads) counts[roleName(head.role)] = (counts[roleName(head.role)] || 0) + 1;
+  for (const head of view.trace.heads)
+    if (head.role) counts[roleName(head.role)] = (counts[roleName(head.role)] || 0) + 1;
   const legend = $("#legend");
   legend.classList.toggle("some", view.filter.size > 0);
   legend.replaceChildren(
@@ -119,7 +120,7 @@ function placeCard() {
 }
 
 // A head's thumbnail, one pixel a cell, as a small canvas.
-function thumbnail(head, quiet) {
+export function thumbnail(head, quiet) {
   const [rows, columns] = view.trace.thumb;
   const canvas = el("canvas", { width: columns, height: rows });
   const context = canvas.getContext("2d"),
@@ -129,7 +130,7 @@ function thumbnail(head, quiet) {
     for (let x = 0; x < columns; x++) {
       if (view.trace.causal && x > y) continue;
       image.data.set(
-        [...(quiet ? theme.cell : colours[head.thumb[y * columns + x]]), 255],
+        [...(quiet || !head.thumb ? theme.cell : colours[head.thumb[y * columns + x]]), 255],
         4 * (y * columns + x),
       );
     }
@@ -224,18 +225,20 @@ function fillCard(card, head) {
   );
 }
 
-function showCard(head) {
-  if (isCardFixed()) return fillCard($("#card"), head);
+// The card of a head, beside a cell of it.
+export function cardOf(head, beside) {
+  if (isCardFixed() && !view.sheet) return fillCard($("#card"), head);
   const tip = $("#tip"),
-    cell = cells.get(head).getBoundingClientRect();
+    cell = beside.getBoundingClientRect();
   fillCard(tip, head);
   tip.style.display = "block";
   const box = tip.getBoundingClientRect();
-  tip.style.left = Math.min(cell.right + 8, innerWidth - box.width - 8) + "px";
+  const right = cell.right + 8 + box.width < innerWidth ? cell.right + 8 : cell.left - 8 - box.width;
+  tip.style.left = right + "px";
   tip.style.top = clamp(cell.top - 30, 50, innerHeight - box.height - 8) + "px";
 }
 
-function hideCard() {
+export function hideCard() {
   $("#tip").style.display = "none";
   if (isCardFixed()) fillCard($("#card"), view.head);
 }
@@ -273,11 +276,11 @@ export function startAtlas() {
     "click",
     (event) => headOf(event) && (selectHead(headOf(event)), ($("#tip").style.display = "none")),
   );
-  grid.addEventListener("mouseover", (event) => headOf(event) && showCard(headOf(event)));
+  grid.addEventListener("mouseover", (event) => headOf(event) && cardOf(headOf(event), event.target));
   grid.addEventListener("mouseleave", hideCard);
   grid.addEventListener(
     "focusin",
-    (event) => event.target.matches(":focus-visible") && headOf(event) && showCard(headOf(event)),
+    (event) => event.target.matches(":focus-visible") && headOf(event) && cardOf(headOf(event), event.target),
   );
   grid.addEventListener("focusout", hideCard);
   grid.addEventListener("keydown", moveFocus);
@@ -293,5 +296,6 @@ export function startAtlas() {
   on("layout", () => (buildGrid(), drawLegend(), paintGrid(), markHead()));
   on("filter", () => (drawLegend(), paintGrid()));
   on("theme", () => (drawLegend(), paintGrid(), isCardFixed() && fillCard($("#card"), view.head)));
+  on("heads", () => (drawLegend(), paintGrid(), markHead()));
   on("head", markHead);
 }

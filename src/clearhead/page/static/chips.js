@@ -21,6 +21,7 @@ function chip(i, weight) {
 }
 
 function drawChips() {
+  if (!view.weights) return $("#chips").replaceChildren(el("span", { class: "mute" }, "reading weights …"));
   const from = view.direction === "from",
     token = shownToken(),
     weights = along(token);

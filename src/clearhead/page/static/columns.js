@@ -59,7 +59,7 @@ function paintSides(leading) {
 }
 
 function paintColumns() {
-  if (view.mode !== "columns") return;
+  if (view.mode !== "columns" || !view.weights) return;
   const box = $("#columns-in");
   if (!box.firstChild) buildColumns();
   if (view.trace.n > MOST) return;

@@ -5,11 +5,19 @@ export const FORMAT = 1;
 
 // What keeps the page from showing numbers; said in a sentence, never half shown.
 export class Fault extends Error {
-  constructor(title, message) {
+  constructor(title, message, call = "") {
     super(message);
     this.title = title;
+    this.call = call; // what to run, if something helps
   }
 }
+
+const FIRST = [
+  'model, tokenizer = clearhead.zoo.load("smollm2")',
+  'view = clearhead.look(model, tokenizer, "The cat sat on the mat.")',
+  'view.save("page.html")',
+].join("\n");
+const ANEW = 'view.save("page.html")';
 
 const CUT = "This file is cut short";
 const AGAIN = "so the numbers cannot be trusted and none are shown. Copy the file again, or save it anew.";
@@ -26,24 +34,33 @@ export function readFacts() {
     throw new Fault(
       "There are no numbers in this file",
       "The page is here, but not the data that it draws. Save it anew.",
+      ANEW,
     );
   let facts;
   try {
     facts = JSON.parse(source.textContent);
   } catch {
-    throw new Fault(CUT, "It breaks off in its first part, " + AGAIN);
+    throw new Fault(CUT, "It breaks off in its first part, " + AGAIN, ANEW);
   }
   if (facts.format !== FORMAT) {
     throw new Fault(
       "This file and its page do not match",
       `The numbers are in format ${facts.format}; this page reads format ${FORMAT}. Save it anew with one version of clearhead.`,
+      ANEW,
     );
   }
+  if (!facts.tokens.length)
+    throw new Fault(
+      "No text has been read yet",
+      "Run the model on a text and every head appears here.",
+      FIRST,
+    );
   const found = document.querySelectorAll("[data-blob]").length;
   if (!$('meta[name="end"]')) {
     throw new Fault(
       CUT,
       `It should hold ${facts.blobs} parts, but only ${Math.max(0, found - 1)} arrived whole, ${AGAIN}`,
+      ANEW,
     );
   }
   return facts;
@@ -64,6 +81,7 @@ async function blob(name) {
   throw new Fault(
     "This file is damaged",
     `Part ${name} should unpack to ${expected} bytes and does not, ${AGAIN}`,
+    ANEW,
   );
 }
 

@@ -156,6 +156,8 @@ export const derived = () => drawn;
 
 function drawDerivation() {
   if (!$("#work").clientWidth) return;
+  if (!view.weights)
+    return $("#steps").replaceChildren(el("p", { class: "mute" }, "The derivation follows the weights."));
   const [query, key] = [queryOf(), keyOf()],
     { weights, trace, head } = view,
     sentence = whyNot(view, query, key);

@@ -21,9 +21,10 @@ const KEYS = {
     ["c", "colour scale: √, log, linear"],
   ],
   Page: [
+    ["a", "every head by role"],
     ["x", "enlarge the matrix"],
     ["d", "light or dark"],
-    ["Esc", "shrink the matrix, then show all roles again"],
+    ["Esc", "back, then show all roles again"],
     ["?", "this help"],
   ],
 };

@@ -2,7 +2,17 @@
 import { $ } from "./util.js";
 import { setTheme, theme } from "./colour.js";
 import { emit, on, view } from "./state.js";
-import { clearFilter, nextHead, selectToken, setDirection, setLook, setMode, setTab } from "./actions.js";
+import {
+  clearFilter,
+  nextHead,
+  selectToken,
+  setDirection,
+  setLook,
+  setMode,
+  setSheet,
+  setTab,
+  setWide,
+} from "./actions.js";
 import { focusAtlas } from "./atlas.js";
 import { focusTable } from "./tables.js";
 import { openHelp } from "./help.js";
@@ -13,14 +23,17 @@ export function switchTheme(dark = !theme.dark) {
   emit("theme");
 }
 
-function enlarge() {
-  const large = document.body.classList.toggle("wide-matrix");
-  $("#enlarge").setAttribute("aria-pressed", large);
-  emit("layout");
+const enlarge = () => setWide(!view.wide);
+
+function toSheet() {
+  setSheet(!view.sheet);
+  if (view.sheet) $("#sheet [aria-current=true]")?.focus();
+  else focusAtlas();
 }
 
 function escape() {
-  if (document.body.classList.contains("wide-matrix")) enlarge();
+  if (view.sheet) toSheet();
+  else if (view.wide) enlarge();
   else clearFilter();
 }
 
@@ -38,6 +51,7 @@ const SHORTCUTS = {
   s: () => setLook({ fade: !view.fade }),
   c: () => setLook({ scale: nextScale[view.scale] }),
   d: () => switchTheme(),
+  a: toSheet,
   x: enlarge,
   "[": () => nextHead(-1),
   "]": () => nextHead(1),
@@ -48,7 +62,7 @@ const SHORTCUTS = {
 };
 
 function shortcut(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys || !view.weights) return;
   if (event.target.closest("input[type=search], dialog")) return;
   const action = SHORTCUTS[event.key];
   if (!action) return;
@@ -83,6 +97,8 @@ function showChoices() {
       button.tabIndex = chosen ? 0 : -1;
     }
   }
+  $("#enlarge").setAttribute("aria-pressed", view.wide);
+  $("#atlas-sheet").setAttribute("aria-pressed", view.sheet);
   $("#lines").checked = view.lines;
   $("#fade").checked = view.fade;
 }

@@ -15,7 +15,9 @@ export function layOut() {
   body.toggle("medium", !small && width < 1280);
   body.toggle("columns", view.mode === "columns");
   document.body.dataset.tab = view.tab;
-  if (small) body.remove("wide-matrix");
+  if (small) view.wide = false; // a tab shows the matrix there
+  body.toggle("wide-matrix", view.wide);
+  body.toggle("sheet", view.sheet);
   const head = small ? 36 : 44;
   const atlas = atlasWidth(width, height, head, small);
   root.setProperty("--atlas", atlas + "px");

@@ -9,6 +9,8 @@ import { glyph, roleName, sentence } from "./roles.js";
 import { drawHeader } from "./header.js";
 import { startAtlas } from "./atlas.js";
 import { startChips } from "./chips.js";
+import { startSheet } from "./sheet.js";
+import { startSaving } from "./saving.js";
 import { startText } from "./text.js";
 import { startColumns } from "./columns.js";
 import { startDerivation } from "./derivation.js";
@@ -24,10 +26,12 @@ function walked() {
 
 function drawHeadline() {
   const { head, trace } = view,
-    role = roleName(head.role);
+    known = head.role != null; // a live page reads its heads one layer after another
   $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}`;
-  $("#badge").replaceChildren(glyph(role, 16), head.role);
-  $("#why").textContent = sentence(trace, trace.byLayer.get(head.layer), head);
+  $("#badge").replaceChildren(...(known ? [glyph(roleName(head.role), 16), head.role] : []));
+  $("#why").textContent = known
+    ? sentence(trace, trace.byLayer.get(head.layer), head)
+    : "This head is being read.";
   for (const [id, sign, words] of [
     ["#before", "‹", "Previous"],
     ["#after", "›", "Next"],
@@ -41,14 +45,16 @@ function drawHeadline() {
 
 function startPanes() {
   startAtlas();
+  startSheet();
   startText();
   startChips();
   startColumns();
   startDerivation(); // before the tables, which take the room that it leaves
   startTables();
   startMatrix();
+  startSaving();
   startKeys();
-  on("head filter", drawHeadline);
+  on("head heads filter layout", drawHeadline);
   on("look theme layout", () => drawRamp(view.scale));
 }
 
@@ -59,22 +65,11 @@ function fail(fault) {
   $("#state").replaceChildren(
     el("h1", {}, known ? fault.title : "This page met an error"),
     el("p", {}, known ? fault.message : String(fault)),
+    known && fault.call ? el("pre", {}, fault.call) : "",
   );
 }
 
-async function start() {
-  view.trace = new Trace(readFacts());
-  await view.trace.readThumbs();
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(system.matches);
-  const at = readHash();
-  view.head = at.head || view.trace.find(...view.trace.opening);
-  document.body.className = "";
-  drawHeader();
-  on("layout", layOut); // first: the panes measure themselves in it
-  startPanes();
-  await selectHead(view.head, { ...at, first: true });
-  emit("layout");
+function follow(system) {
   system.addEventListener(
     "change",
     (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")),
@@ -85,8 +80,34 @@ async function start() {
   });
   let waiting = 0;
   addEventListener("resize", () => (clearTimeout(waiting), (waiting = setTimeout(() => emit("layout"), 80))));
+}
+
+// Header, text and empty thumbnails at once; then the thumbnails, then the numbers of one head.
+async function start() {
+  view.trace = new Trace(readFacts());
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(system.matches);
+  const at = readHash();
+  view.head = at.head || view.trace.find(...view.trace.opening);
+  view.token = at.query ?? at.key ?? view.trace.n - 1;
+  document.body.className = "reading";
+  $("main").inert = true;
+  drawHeader();
+  on("layout", layOut); // first: the panes measure themselves in it
+  startPanes();
+  emit("layout");
+  await painted();
+  await view.trace.readThumbs();
+  emit("heads");
+  await selectHead(view.head, { ...at, first: true });
+  document.body.classList.remove("reading");
+  $("main").inert = false;
+  emit("layout"); // the sentence about the head takes a line or two
+  follow(system);
   document.body.dataset.ready = "1";
 }
+
+const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
 
 addEventListener("unhandledrejection", (event) => {
   if (event.reason instanceof Fault) event.preventDefault(); // said on the page, no need to say it in the console

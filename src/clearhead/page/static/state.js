@@ -1,5 +1,6 @@
 // What is looked at. Panes read `view`, call actions, and listen for what changed.
 import { clamp } from "./util.js";
+import { ROLES } from "./roles.js";
 
 export const view = {
   trace: null,
@@ -12,6 +13,8 @@ export const view = {
   hover: null, // the token under the pointer, and its strongest partner
   hoverOther: null,
   mode: "text",
+  sheet: false, // the contact sheet covers the other panes
+  wide: false, // so does the matrix
   tab: "derivation", // of the lower pane on a small page: "derivation" or "matrix"
   scale: "root",
   lines: false,
@@ -27,8 +30,17 @@ export const shownToken = () => (pointerLeads() ? view.hover : view.token);
 export const shownOther = () => (pointerLeads() ? view.hoverOther : view.other);
 export const queryOf = () => (view.direction === "from" ? shownToken() : shownOther());
 export const keyOf = () => (view.direction === "from" ? shownOther() : shownToken());
-export const along = (token) =>
-  view.direction === "from" ? view.weights.row(token) : view.weights.column(token);
+
+// The weights that lead from a token or to it: of every pane that asks, the first computes them.
+let latestRow = {};
+export function along(token) {
+  const { weights, direction } = view;
+  if (latestRow.weights !== weights || latestRow.direction !== direction || latestRow.token !== token) {
+    const row = direction === "from" ? weights.row(token) : weights.column(token);
+    latestRow = { weights, direction, token, row };
+  }
+  return latestRow.row;
+}
 export const sinksOf = (head) => view.trace.byLayer.get(head.layer).sinks;
 export const faded = (j) => view.fade && sinksOf(view.head).includes(j);
 
@@ -59,6 +71,9 @@ export function writeHash() {
   if (view.mode !== "text") parts.push("mode=" + view.mode);
   if (view.lines) parts.push("lines=1");
   if (view.fade) parts.push("fade=1");
+  if (view.sheet) parts.push("sheet=1");
+  if (view.wide) parts.push("wide=1");
+  if (view.filter.size) parts.push("roles=" + [...view.filter].join("."));
   history.replaceState(null, "", "#" + parts.join("&"));
 }
 
@@ -73,6 +88,9 @@ export function readHash() {
   view.scale = one("scale", ["linear", "root", "log"]) || (trace.n <= 1024 ? "root" : "linear");
   view.lines = hash.has("lines");
   view.fade = hash.has("fade");
+  view.sheet = hash.has("sheet");
+  view.wide = hash.has("wide") && !view.sheet;
+  view.filter = new Set((hash.get("roles") || "").split(".").filter((role) => role in ROLES));
   const [layer, head] = (hash.get("h") || "").split(".").map(Number);
   return { head: trace.find(layer, head), query: position("q"), key: position("k") };
 }

@@ -47,7 +47,9 @@ function othersLine(count, word, ...cells) {
 }
 
 // Widths of the columns, then their headings.
-function headingOf(widths, word, ...more) {
+function headingOf([first, ...others], word, ...more) {
+  const digits = String(view.trace.n).length,
+    widths = [18 + 6 * digits + "px", first, 24 + 7 * digits + "px", ...others];
   const columns = widths.map((width) => el("col", { style: width && `width:${width}` }));
   const cells = [el("th"), el("th", { class: "left" }, word), el("th", {}, "at"), ...more];
   return [el("colgroup", {}, ...columns), el("thead", {}, el("tr", {}, ...cells))];
@@ -58,7 +60,7 @@ function headingOf(widths, word, ...more) {
 const NORM =
   '<math><mo stretchy="false" lspace="0" rspace="0">‖</mo><mi>v</mi><mo stretchy="false" lspace="0" rspace="0">‖</mo></math>';
 
-const WIDTHS = ["24px", "", "38px", "50px", "14%", "50px", "54px", "14%", "50px"];
+const WIDTHS = ["", "50px", "14%", "50px", "54px", "14%", "50px"];
 
 // A part of z in percent: it may be negative.
 const partOf = (x) => (Math.abs(x) < 0.001 ? "<0.1%" : (100 * x).toFixed(1).replace("-", "−") + "%");
@@ -95,7 +97,7 @@ function drawDerived(numbers) {
         el("td"),
         el("td"),
         cell(percent(Math.max(left, 1e-9))),
-        el("td"),
+        cell("", "norm"),
         el("td"),
         cell(partOf(got)),
       ),
@@ -141,18 +143,13 @@ function fill(table, word, weights, chosen, among, most, total) {
     made.push(othersLine(others, word, el("td"), cell(left == null ? "" : share(Math.max(left, 1e-9)))));
   }
   table.replaceChildren(
-    ...headingOf(
-      ["30px", "", "52px", "42%", "54px"],
-      word,
-      el("th", { class: "left bars" }, "weight, α"),
-      el("th"),
-    ),
+    ...headingOf(["", "42%", "54px"], word, el("th", { class: "left bars" }, "weight, α"), el("th")),
     el("tbody", {}, ...made),
   );
 }
 
 function drawTables() {
-  if (!$("#tables").clientWidth) return;
+  if (!$("#tables").clientWidth || !view.weights) return;
   const { weights } = view,
     numbers = derived();
   $("#looks").classList.toggle("derived", numbers != null);
