@@ -109,6 +109,9 @@ OPTIONAL = [
     "typer",
     "platformdirs",
     "hypothesis",
+    "safetensors",
+    "starlette",
+    "uvicorn",
 ]
 
 

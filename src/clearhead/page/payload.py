@@ -242,11 +242,11 @@ def layer_facts(layer: LayerData) -> dict[str, Any]:
 
 
 def head_facts(head: HeadLike, scores: Sequence[str]) -> list[Any]:
-    """[layer, head, role, scores, baselines, entropy, distance]; None where a score does not apply."""
+    """[layer, head, role, scores, baselines, entropy, distance]; None for what does not apply or is not known yet."""
     return [
         head.layer,
         head.head,
-        head.role,
+        head.role or None,
         [_number(head.scores.get(score)) for score in scores],
         [_number(head.baselines.get(score)) for score in scores],
         _number(head.entropy),
