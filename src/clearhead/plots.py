@@ -16,6 +16,7 @@ import io
 import os
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,12 +36,12 @@ except ImportError as error:
     raise ImportError('clearhead.plots needs matplotlib: pip install "clearhead[plot]"') from error
 
 from clearhead import _palette
-from clearhead._checks import describe
+from clearhead._checks import check_count, describe
 from clearhead._files import FIGURES, write_whole
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.heads.roles import ROLES, Head, HeadTable
 from clearhead.maps.base import AttentionMap
-from clearhead.maps.drawing import INCH, PLAIN, SMALL, TINY, attention, clean, colour_map
+from clearhead.maps.drawing import INCH, PLAIN, SMALL, TINY, attention, clean, colour_map, room
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.view import View
 
@@ -129,25 +130,31 @@ def entropy(heads: View | HeadTable, *, ax: Axes | None = None) -> Figure:
 def roles(heads: View | HeadTable, *, strongest: int = 3, ax: Axes | None = None) -> Figure:
     """Draw a table: how many heads have each role, and the strongest of them beside the score of a uniform head."""
     table = _table(heads, "roles(…)")
+    check_count("roles", "strongest", strongest, at_least=0)
     first = 180.0  # where the strongest heads begin, in points from the left
-    width, height = first + max(strongest, 1) * 96, 20.0 * (len(ROLES) + 1)
+    width, height = first + max(strongest, 1) * 96 + 40, 20.0 * (len(ROLES) + 1)
+    scale = 1 if ax is None else min(1.0, room(ax)[0] / width)
     ax = ax or _axes(width + 8, height + 8)
     ax.set(xlim=(0, width), ylim=(height, 0))
     ax.set_axis_off()
-    score = "strongest: score / that of a uniform head; of broad, the share of the largest entropy"
-    for x, heading, side in ((0, "role", "left"), (92, "heads", "right"), (first, score, "left")):
-        ax.text(x, 10, heading, fontsize=SMALL, color=_palette.SOFT_INK, va="center", ha=side)
+    write = partial(ax.text, fontsize=SMALL * scale, va="center")
+    write(0, 10, "role", color=_palette.SOFT_INK)
+    write(92, 10, "heads", ha="right", color=_palette.SOFT_INK)
+    write(first, 10, "strongest: score / that of a uniform head", color=_palette.SOFT_INK)
     counts = table.counts()
     for n, role in enumerate(ROLES):
         y = 20.0 * n + 30
-        for part in _signs(role):
+        for part in _signs(role, scale):
             part.set_data([7], [y])
             ax.add_line(part)
-        ax.text(18, y, role, fontsize=SMALL, va="center")
-        ax.text(92, y, str(counts[role]), fontsize=SMALL, va="center", ha="right")
+        write(18, y, role)
+        write(92, y, str(counts[role]), ha="right")
         ax.barh(y, 60 * counts[role] / max(counts.values()), 8, left=98, color=_palette.of_role(role))
-        for i, one in enumerate(table.strongest(role, strongest)):
-            ax.text(first + 96 * i, y, one.summary, fontsize=SMALL, va="center")
+        shown = table.strongest(role, strongest)
+        for i, one in enumerate(shown):
+            write(first + 96 * i, y, one.summary)
+        if shown and role == "broad":
+            write(first + 96 * len(shown) - 44, y, "of the largest entropy", fontsize=TINY * scale)
     return ax.figure  # type: ignore[return-value]
 
 
@@ -249,9 +256,14 @@ def _present(table: HeadTable) -> list[str]:
     return [role for role, count in table.counts().items() if count]
 
 
-def _signs(role: str) -> tuple[Line2D, Line2D]:
+def _signs(role: str, scale: float = 1) -> tuple[Line2D, Line2D]:
     """The page's sign of a role: a faint causal map, and on it the pattern in the role's colour."""
-    look: dict[str, Any] = {"linestyle": "", "markersize": 11, "markeredgewidth": 0, "color": _palette.of_role(role)}
+    look: dict[str, Any] = {
+        "linestyle": "",
+        "markersize": 11 * scale,
+        "markeredgewidth": 0,
+        "color": _palette.of_role(role),
+    }
     ground, pattern = _outline([_palette.GROUND]), _outline(_palette.SIGNS[role])
     return Line2D([], [], marker=ground, alpha=0.16, **look), Line2D([], [], marker=pattern, **look)
 

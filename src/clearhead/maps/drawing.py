@@ -27,7 +27,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from clearhead.maps.base import AttentionMap
 
-__all__ = ["INCH", "PLAIN", "SMALL", "TINY", "attention", "clean", "colour_map"]
+__all__ = ["INCH", "PLAIN", "SMALL", "TINY", "attention", "clean", "colour_map", "room"]
 
 INCH = 72  # points, in which all sizes here are
 LARGEST_CELL, LEAST_SIDE = 30.0, 12.0
@@ -129,8 +129,14 @@ def _given(attn: AttentionMap, count: int, axes: Any) -> tuple[list[Axes], tuple
             raise DTypeError(f"attention(…, axes=…): expected matplotlib Axes, got {describe(ax)}.")
     if len(panels) != count:
         raise ShapeError(f"attention({attn!r}, axes=…): it draws {count} heads, one into each Axes; got {len(panels)}.")
-    boxes = [(ax.get_window_extent(), INCH / ax.figure.dpi) for ax in panels]
-    return panels, (min(box.width * k for box, k in boxes), min(box.height * k for box, k in boxes))
+    widths, heights = zip(*map(room, panels), strict=True)
+    return panels, (min(widths), min(heights))
+
+
+def room(ax: Axes) -> tuple[float, float]:
+    """Width and height of axes in points; before their figure is laid out, about."""
+    box, points = ax.get_window_extent(), INCH / ax.figure.dpi
+    return box.width * points, box.height * points
 
 
 def _canvas(count: int, T: int, S: int, names: _Names) -> tuple[list[Axes], tuple[float, float]]:
@@ -193,7 +199,7 @@ def _numbers(ax: Axes, cells: Any) -> None:
             ax.text(s, t, f"{weight:.2f}", ha="center", va="center", fontsize=SMALL - 1, color=ink)
 
 
-def _title(panels: list[Axes], key: str, room: float, *, new: bool) -> None:
+def _title(panels: list[Axes], key: str, height: float, *, new: bool) -> None:
     """Say what the axes are and, in a figure of its own, which head is which or what the colours mean."""
     for n, ax in enumerate(panels):
         if new and len(panels) > 1:
@@ -205,7 +211,7 @@ def _title(panels: list[Axes], key: str, room: float, *, new: bool) -> None:
         panels[0].figure.supxlabel(key, fontsize=SMALL)
         panels[0].figure.supylabel("query", fontsize=SMALL)
     elif new:
-        _colour_bar(panels[0], min(1.0, 130 / room))
+        _colour_bar(panels[0], min(1.0, 130 / height))
 
 
 def _colour_bar(ax: Axes, share: float) -> None:
