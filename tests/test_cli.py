@@ -92,6 +92,27 @@ def test_json_with_save_writes_the_page_too(clearhead_: Any) -> None:
     assert files() == ["page.html"]
 
 
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_a_figure_of_all_heads_and_no_page(clearhead_: Any, kind: str) -> None:
+    pytest.importorskip("matplotlib")
+    done = clearhead_(TEXT, "--figure", f"heads.{kind}")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == f"Wrote heads.{kind}"
+    assert "2 layers x 4 heads" in done.stdout
+    assert files() == [f"heads.{kind}"]
+    first = Path(f"heads.{kind}").read_bytes()
+    clearhead_(TEXT, "--figure", f"heads.{kind}")
+    assert Path(f"heads.{kind}").read_bytes() == first
+
+
+def test_a_figure_beside_json_and_a_page(clearhead_: Any) -> None:
+    pytest.importorskip("matplotlib")
+    done = clearhead_(TEXT, "--figure", "~heads.svg", "--json", "--save", "page.html")
+    assert json.loads(done.stdout)["heads"]
+    assert "Wrote ~heads.svg" in done.stderr
+    assert files() == ["page.html", "~heads.svg"]
+
+
 def test_only_the_layers_asked_for(clearhead_: Any) -> None:
     found = json.loads(clearhead_(TEXT, "--json", "--layers", "1").stdout)
     assert (found["layers"], {head["layer"] for head in found["heads"]}) == ([1], {1})
@@ -241,6 +262,28 @@ def test_files_that_are_not_text(clearhead_: Any, content: bytes, message: str) 
 def test_a_folder_without_permission(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.os, "access", lambda path, mode: False)  # tests may run as root, who has it
     bad(clearhead_(TEXT), "cannot write to the folder", "name a file elsewhere with --save")
+
+
+def test_figures_that_cannot_be_drawn_are_refused_before_the_model_is_loaded(
+    clearhead_: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo, "load", raising(AssertionError("the model was loaded")))
+    for name in ("heads.jpg", "heads", "heads.svg.gz"):
+        bad(clearhead_(TEXT, "--figure", name), f"--figure {name}: the name of a figure ends in .svg, .png, .pdf")
+    bad(clearhead_(TEXT, "--figure", "missing/heads.svg"), "--figure missing/heads.svg: there is no folder missing")
+    Path("folder.svg").mkdir()
+    bad(clearhead_(TEXT, "--figure", "folder.svg"), "that is a folder; name a file in it")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    bad(clearhead_(TEXT, "--figure", "heads.svg"), '--figure needs matplotlib. Run: pip install "clearhead[plot]"')
+    monkeypatch.setattr(cli.os, "access", lambda path, mode: False)
+    bad(clearhead_(TEXT, "--figure", "heads.svg"), "cannot write to the folder", "elsewhere with --figure")
+
+
+def test_a_figure_that_cannot_be_written(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plots = pytest.importorskip("clearhead.plots")
+    monkeypatch.setattr(plots, "write_whole", raising(OSError(28, "No space left on device")))
+    bad(clearhead_(TEXT, "--figure", "heads.svg"), "cannot write heads.svg: No space left on device")
+    assert files() == []
 
 
 def test_texts_too_long_or_too_short_for_the_model(clearhead_: Any) -> None:
