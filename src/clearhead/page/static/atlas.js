@@ -1,5 +1,5 @@
 // Atlas: every head as a thumbnail in the colour of its role; the legend filters; a card tells the scores.
-import { $, clamp, el, sized, whole } from "./util.js";
+import { $, $$, clamp, drawingOn, el, sized, under, whole } from "./util.js";
 import { glyph, nats, roleName, ROLES } from "./roles.js";
 import { theme } from "./colour.js";
 import { on, view } from "./state.js";
@@ -7,8 +7,9 @@ import { filterRole, selectHead } from "./actions.js";
 import { GUTTER, sizes } from "./layout.js";
 
 const TOP = 14;
+/** @type {Map<import("./types").Head, HTMLElement>} */
 const cells = new Map(); // head -> its button
-let surface = null;
+let surface = el("canvas");
 
 const left = (h) => GUTTER + h * sizes.cell + (sizes.group ? Math.floor(h / sizes.group) * 4 : 0);
 const isCardFixed = () => $("#card").style.display === "block";
@@ -120,10 +121,11 @@ function placeCard() {
 }
 
 // A head's thumbnail, one pixel a cell, as a small canvas.
+/** @param {import("./types").Head} head @param {boolean} quiet */
 export function thumbnail(head, quiet) {
   const [rows, columns] = view.trace.thumb;
   const canvas = el("canvas", { width: columns, height: rows });
-  const context = canvas.getContext("2d"),
+  const context = drawingOn(canvas),
     image = context.createImageData(columns, rows);
   const colours = theme.roles[roleName(head.role)];
   for (let y = 0; y < rows; y++) {
@@ -167,12 +169,16 @@ function markHead() {
     if (here) button.setAttribute("aria-selected", "true");
     else button.removeAttribute("aria-selected");
   }
-  for (const made of document.querySelectorAll("#grid .label")) {
-    made.classList.toggle("on", made.dataset.l == view.head.layer || made.dataset.h == view.head.head);
+  for (const made of $$("#grid .label")) {
+    made.classList.toggle(
+      "on",
+      made.dataset.l === String(view.head.layer) || made.dataset.h === String(view.head.head),
+    );
   }
   if (isCardFixed()) fillCard($("#card"), view.head);
 }
 
+/** @param {import("./types").Head} head @param {string} name */
 function scoreRow(head, name) {
   const own = name === head.role,
     score = head.scores[name],
@@ -196,6 +202,7 @@ function scoreRow(head, name) {
   );
 }
 
+/** @param {HTMLElement} card @param {import("./types").Head} head */
 function fillCard(card, head) {
   const title = el(
     "h3",
@@ -226,6 +233,7 @@ function fillCard(card, head) {
 }
 
 // The card of a head, beside a cell of it.
+/** @param {import("./types").Head} head @param {Element} beside */
 export function cardOf(head, beside) {
   if (isCardFixed() && !view.sheet) return fillCard($("#card"), head);
   const tip = $("#tip"),
@@ -243,9 +251,10 @@ export function hideCard() {
   if (isCardFixed()) fillCard($("#card"), view.head);
 }
 
+/** @param {Event} event @returns {any} a head, or nothing */
 const headOf = (event) => {
-  const button = event.target.closest("#grid button");
-  return button && view.trace.byName.get(button.dataset.head);
+  const button = under(event, "#grid button");
+  return button && view.trace.byName.get(String(button.dataset.head));
 };
 
 function moveFocus(event) {
@@ -265,10 +274,10 @@ function moveFocus(event) {
   const { layers } = view.trace,
     at = layers.findIndex((l) => l.layer === head.layer);
   const next = layers[clamp(at + step[0], 0, layers.length - 1)];
-  cells.get(view.trace.find(next.layer, clamp(head.head + step[1], 0, next.heads - 1))).focus();
+  cells.get(view.trace.find(next.layer, clamp(head.head + step[1], 0, next.heads - 1)))?.focus();
 }
 
-export const focusAtlas = () => cells.get(view.head).focus();
+export const focusAtlas = () => cells.get(view.head)?.focus();
 
 export function startAtlas() {
   const grid = $("#grid");
@@ -276,18 +285,24 @@ export function startAtlas() {
     "click",
     (event) => headOf(event) && (selectHead(headOf(event)), ($("#tip").style.display = "none")),
   );
-  grid.addEventListener("mouseover", (event) => headOf(event) && cardOf(headOf(event), event.target));
+  grid.addEventListener(
+    "mouseover",
+    (event) => headOf(event) && cardOf(headOf(event), /** @type {Element} */ (event.target)),
+  );
   grid.addEventListener("mouseleave", hideCard);
   grid.addEventListener(
     "focusin",
-    (event) => event.target.matches(":focus-visible") && headOf(event) && cardOf(headOf(event), event.target),
+    (event) =>
+      under(event, ":focus-visible") &&
+      headOf(event) &&
+      cardOf(headOf(event), /** @type {Element} */ (event.target)),
   );
   grid.addEventListener("focusout", hideCard);
   grid.addEventListener("keydown", moveFocus);
   $("#legend").addEventListener("click", (event) => {
-    const button = event.target.closest("button");
+    const button = under(event, "button");
     if (!button) return;
-    filterRole(button.dataset.role, event.shiftKey);
+    filterRole(String(button.dataset.role), event.shiftKey);
     $(`#legend [data-role="${button.dataset.role}"]`).focus({ preventScroll: true });
   });
   const { layers, width } = view.trace;

@@ -1,6 +1,6 @@
 // Why one weight is what it is: from the layer's input to its output, in numbers that a pocket calculator confirms.
-import { $, clamp, el, percent, shown } from "./util.js";
-import { keyOf, on, queryOf, view } from "./state.js";
+import { $, $$, clamp, el, percent, shown } from "./util.js";
+import { keyOf, layerOf, on, queryOf, view } from "./state.js";
 import { naming } from "./chips.js";
 import { addingUp, decimal, signed } from "./maths.js";
 import { decimalsFor, exponentials, numbersOf, WRITTEN_OUT } from "./numbers.js";
@@ -21,13 +21,14 @@ function budgetForAll({ layers, n }) {
 }
 
 // Why this weight is not derived here, in a sentence; null where it is.
+/** @param {import("./types").View} view @param {number} query @param {number} key */
 function whyNot({ weights, trace, head }, query, key) {
   const later = ": it cannot be seen, so its weight is 0.";
   if (!weights.sees(query, key)) return [naming(key, "key"), " comes after ", naming(query, "query"), later];
-  if (weights.exact)
+  if (weights.q)
     return Number.isFinite(weights.lse[query]) ? null : [naming(query, "query"), " may attend to nothing."];
   const code = (text) => el("code", {}, text);
-  if (trace.byLayer.get(head.layer).d)
+  if (layerOf(head.layer).d)
     return [
       "The derivation needs q and k of this head, which this file leaves out to stay small; a larger one has them: ",
       code(`view.save("page.html", budget=${budgetForAll(trace)})`),
@@ -45,6 +46,7 @@ function lineOf(step, markup, title) {
   return el("div", { class: "step", "data-step": step }, title, equation);
 }
 
+/** @param {string} number @param {string} name @param {import("./types").Step} step */
 function titled(number, name, [hint, markup], inside = true) {
   const parts = [el("span", { class: "mute" }, number), name];
   if (hint && inside) parts.push(el("span", { class: "hint" }, hint));
@@ -58,6 +60,7 @@ function pictureOf(markup, kind = "") {
 }
 
 // The largest products of query and key, the rest, and their sum; and which these are.
+/** @param {import("./types").Numbers} numbers @param {number} places @param {number} room @returns {[HTMLElement, HTMLElement]} */
 function productsTable({ pairs, dot, d }, places, room) {
   const values = pairs.map(([a, b]) => a * b);
   const order = [...values.keys()].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
@@ -85,6 +88,7 @@ function productsTable({ pairs, dot, d }, places, room) {
 }
 
 // A head of many numbers: pictures, and the largest.
+/** @param {import("./types").Numbers} numbers @param {import("./types").Terms} terms @param {number} places @param {number} heads */
 function wide(numbers, terms, places, heads) {
   const [table, picture] = productsTable(numbers, places, 1);
   const first = titled("1", "Compare", compare(numbers, places)),
@@ -104,6 +108,7 @@ function wide(numbers, terms, places, heads) {
 }
 
 // As many products as there is room for in the column of the comparison.
+/** @param {import("./types").Numbers} numbers @param {number} places */
 function fillProducts(numbers, places) {
   const column = $("[data-step=compare]"),
     ends = ["project", "concatenate"].map((step) => $(`[data-step=${step}]`).offsetHeight);
@@ -111,14 +116,15 @@ function fillProducts(numbers, places) {
     $("#work").clientHeight -
     ends[0] -
     ends[1] -
-    column.lastChild.getBoundingClientRect().bottom +
+    column.children[column.children.length - 1].getBoundingClientRect().bottom +
     column.getBoundingClientRect().top;
   const made = productsTable(numbers, places, clamp(1 + Math.floor(free / LINE_HEIGHT), 1, 8));
-  column.querySelector("table").replaceWith(made[0]);
-  column.querySelector(".picture").replaceWith(made[1]);
+  column.querySelector("table")?.replaceWith(made[0]);
+  column.querySelector(".picture")?.replaceWith(made[1]);
 }
 
 // A head of few numbers: everything is written out.
+/** @param {import("./types").Numbers} numbers @param {import("./types").Terms} terms @param {number} places @param {number} heads */
 function narrow(numbers, terms, places, heads) {
   const short = exponentials(numbers);
   return [
@@ -133,6 +139,7 @@ function narrow(numbers, terms, places, heads) {
 }
 
 // The key among its neighbours, where the text is too long to see it.
+/** @param {import("./types").Trace} trace @param {number} key */
 function contextOf({ tokens, n }, key) {
   if (n <= IN_CONTEXT) return [];
   const words = (from, to) => tokens.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
@@ -144,6 +151,7 @@ function contextOf({ tokens, n }, key) {
 }
 
 // A formula takes one line: what does not fit is left out, the products first.
+/** @param {HTMLElement} line */
 function shorten(line) {
   for (const kind of ["brief", "terse", "short", "bare"]) {
     if (line.scrollWidth <= line.clientWidth + 1) return;
@@ -151,6 +159,7 @@ function shorten(line) {
   }
 }
 
+/** @type {import("./types").Numbers | null} */
 let drawn = null; // the numbers on the page, for the table beside them
 export const derived = () => drawn;
 
@@ -166,18 +175,18 @@ function drawDerivation() {
   $("#work").className = kind;
   $("#question").replaceChildren();
   $("#context").replaceChildren();
-  if (!drawn) return $("#steps").replaceChildren(el("p", {}, ...sentence));
+  if (!drawn) return $("#steps").replaceChildren(el("p", {}, ...(sentence || [])));
   const share = percent(drawn.weight);
   $("#question").append("Why does ", naming(query, "query"), ` give ${share} of its attention to `);
   $("#question").append(naming(key, "key"), "?");
   $("#context").append(...contextOf(trace, key));
-  const { heads } = trace.byLayer.get(head.layer),
+  const { heads } = layerOf(head.layer),
     draw = kind === "wide" ? wide : narrow;
   const places = decimalsFor(drawn);
   $("#steps").replaceChildren(...draw(drawn, termsOf(weights), places, heads));
   if (kind === "narrow") return;
   fillProducts(drawn, places);
-  document.querySelectorAll("#steps .eq").forEach(shorten);
+  $$("#steps .eq").forEach(shorten);
 }
 
 export function startDerivation() {

@@ -1,8 +1,9 @@
 // Find words in the text: every Enter goes to the next place, with shift to the one before.
-import { $ } from "./util.js";
+import { $, inputOf } from "./util.js";
 import { say, view } from "./state.js";
 import { selectToken } from "./actions.js";
 
+/** @type {{ words: string, starts: number[] } | null} */
 let text = null; // the whole text in small letters, and where each token begins in it
 
 function wholeText() {
@@ -30,6 +31,7 @@ function tokenAt(starts, character) {
 }
 
 // The tokens that begin what is looked for, in the order of the text.
+/** @param {string} words */
 function placesOf(words) {
   const { words: all, starts } = wholeText(),
     wanted = words.toLowerCase(),
@@ -41,6 +43,7 @@ function placesOf(words) {
   return found;
 }
 
+/** @param {string} words @param {boolean} back */
 function find(words, back) {
   const places = placesOf(words),
     after = places.findIndex((i) => i > view.token),
@@ -57,7 +60,7 @@ function tell(words) {
 }
 
 export function startFind() {
-  const box = $("#find");
+  const box = inputOf("#find");
   box.addEventListener("keydown", (event) => {
     event.stopPropagation();
     if (event.key === "Enter" && box.value) find(box.value, event.shiftKey);

@@ -10,12 +10,15 @@ const LONG = 512, // more tokens are set smaller, and scroll
   NEAR = 1.5, // windows above and below that are built
   KEPT = 60; // blocks that stay built when the window moves on
 
+/** @type {HTMLElement[]} */
 export const spans = []; // one element a token, where it is built
 let blocks = [], // { first, end, box, built, characters }
   sparse = false,
+  /** @type {(blocks: { first: number, end: number }[]) => void} */
   whenBuilt = () => {};
 
 // Where the text is cut: at every empty line; in a long text also within, at the end of a line or of a word.
+/** @param {string[]} tokens */
 function cuts(tokens) {
   const at = new Set([0]);
   tokens.forEach((token, i) => {
@@ -33,13 +36,14 @@ function cuts(tokens) {
 }
 
 // Cuts of [first, end) into blocks of at most BLOCK tokens, its start among them.
+/** @param {string[]} tokens @param {number} first @param {number} end */
 function shorter(tokens, first, end) {
   const at = [first];
-  while (end - at.at(-1) > BLOCK) {
-    const from = at.at(-1),
-      window = Array.from({ length: BLOCK / 2 }, (_, i) => from + BLOCK - i);
+  for (let from = first; end - from > BLOCK; at.push(from)) {
+    const last = from + BLOCK,
+      window = Array.from({ length: BLOCK / 2 }, (_, i) => last - i);
     const line = window.find((i) => breaks(tokens[i])[0] || breaks(tokens[i - 1])[1]);
-    at.push(line ?? window.find((i) => /^\s/.test(tokens[i])) ?? from + BLOCK);
+    from = line ?? window.find((i) => /^\s/.test(tokens[i])) ?? last;
   }
   return at;
 }
@@ -95,7 +99,7 @@ export function estimateHeights() {
     if (!built) box.style.height = 33 * Math.ceil(characters / perLine) + "px";
 }
 
-const blockAt = (i) => blocks.findLast((block) => block.first <= i);
+const blockAt = (i) => /** @type {any} */ (blocks.findLast((block) => block.first <= i));
 
 // Build what is near the window; returns whether anything was built.
 export function fillWindow() {
@@ -115,6 +119,7 @@ export function fillWindow() {
 }
 
 // How far down in the text a token stands, near enough where it is not built.
+/** @param {number} i */
 export function topOf(i) {
   if (spans[i]) return spans[i].offsetTop;
   const { first, end, box } = blockAt(i);
@@ -122,6 +127,7 @@ export function topOf(i) {
 }
 
 // Bring a token into the window, with the start of a line at its top.
+/** @param {number} i */
 export function scrollToToken(i) {
   const text = $("#text");
   if (view.mode !== "text" || text.scrollHeight <= text.clientHeight) return;

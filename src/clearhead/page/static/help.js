@@ -23,6 +23,8 @@ const KEYS = {
   Page: [
     ["a", "every head by role"],
     ["x", "enlarge the matrix"],
+    ["+ −", "zoom into the matrix, out of it"],
+    ["0 z", "the whole matrix, its cells"],
     ["d", "light or dark"],
     ["Esc", "back, then show all roles again"],
     ["?", "this help"],
@@ -46,7 +48,7 @@ function keyList(title, entries) {
 const part = (title, ...content) => el("div", { class: "wide" }, el("h3", {}, title), ...content);
 
 export function openHelp() {
-  const dialog = $("#help");
+  const dialog = /** @type {HTMLDialogElement} */ ($("#help"));
   const roles = Object.entries(ROLES).map(([role, words]) =>
     el("div", {}, glyph(role, 16), el("b", {}, role), el("span", {}, words)),
   );
@@ -74,5 +76,5 @@ export function openHelp() {
     ),
   );
   dialog.showModal();
-  close.focus({ focusVisible: false });
+  close.focus(/** @type {any} */ ({ focusVisible: false }));
 }

@@ -33,7 +33,7 @@ export function layOut() {
 
 // A few tokens leave room for a derivation in which every number is written out.
 function lowerHeight(height, medium) {
-  if (view.trace.n <= 12 && view.trace.layers.some(({ d }) => d <= 4)) return Math.round(height * 0.53);
+  if (view.trace.n <= 12 && view.trace.layers.some(({ d }) => d && d <= 4)) return Math.round(height * 0.53);
   return clamp(Math.round(height * 0.405), medium ? 308 : 362, 400);
 }
 

@@ -1,8 +1,9 @@
 // Start: read, lay out, open the first head. Panes draw themselves when something changes.
 import { $, el } from "./util.js";
 import { drawRamp, setTheme } from "./colour.js";
-import { Fault, readFacts, Trace } from "./data.js";
-import { emit, on, readHash, view } from "./state.js";
+import { Fault, source } from "./source.js";
+import { Trace } from "./data.js";
+import { emit, layerOf, on, readHash, view } from "./state.js";
 import { selectHead } from "./actions.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
@@ -29,9 +30,7 @@ function drawHeadline() {
     known = head.role != null; // a live page reads its heads one layer after another
   $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}`;
   $("#badge").replaceChildren(...(known ? [glyph(roleName(head.role), 16), head.role] : []));
-  $("#why").textContent = known
-    ? sentence(trace, trace.byLayer.get(head.layer), head)
-    : "This head is being read.";
+  $("#why").textContent = known ? sentence(trace, layerOf(head.layer), head) : "This head is being read.";
   for (const [id, sign, words] of [
     ["#before", "‹", "Previous"],
     ["#after", "›", "Next"],
@@ -84,7 +83,7 @@ function follow(system) {
 
 // Header, text and empty thumbnails at once; then the thumbnails, then the numbers of one head.
 async function start() {
-  view.trace = new Trace(readFacts());
+  view.trace = /** @type {any} */ (new Trace(await source.facts()));
   const system = matchMedia("(prefers-color-scheme: dark)");
   setTheme(system.matches);
   const at = readHash();
@@ -105,6 +104,15 @@ async function start() {
   emit("layout"); // the sentence about the head takes a line or two
   follow(system);
   document.body.dataset.ready = "1";
+  listen();
+}
+
+// A live page hears of the heads as they are read, one layer after another.
+async function listen() {
+  while (view.trace.reading) {
+    await new Promise((done) => setTimeout(done, 400));
+    if (await view.trace.hear()) emit("heads");
+  }
 }
 
 const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));

@@ -1,5 +1,5 @@
 // What a person does in the text: point, press keys, find.
-import { $, percent, plural, shown } from "./util.js";
+import { $, percent, plural, shown, under } from "./util.js";
 import { along, view } from "./state.js";
 import { hoverToken, selectOther, selectToken, unpin } from "./actions.js";
 import { spans } from "./flow.js";
@@ -16,7 +16,7 @@ function read(i) {
   const weights = along(view.token),
     weight = weights[i],
     away = Math.abs(query - key);
-  const rank = 1 + weights.reduce((count, w) => count + (w > weight), 0);
+  const rank = 1 + weights.reduce((count, w) => count + Number(w > weight), 0);
   const said =
     weight || view.weights.exact
       ? `${percent(weight, view.weights.exact, 2)}, rank ${rank}`
@@ -61,7 +61,7 @@ function textKey(event) {
 }
 
 const indexOf = (event) => {
-  const span = event.target.closest(".t");
+  const span = under(event, ".t");
   return span ? Number(span.dataset.i) : null;
 };
 

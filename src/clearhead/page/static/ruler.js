@@ -1,11 +1,12 @@
 // A strip beside a scrolled text: where the tinted tokens, the query and the key are.
-import { $, clamp, sized } from "./util.js";
+import { $, canvasOf, clamp, sized } from "./util.js";
 import { colour, rgb, theme, tone } from "./colour.js";
 import { keyOf, queryOf, view } from "./state.js";
 import { topOf } from "./flow.js";
 
+/** @param {number[]} tinted @param {Float32Array} weights */
 export function drawRuler(tinted, weights) {
-  const strip = $("#ruler"),
+  const strip = canvasOf("#ruler"),
     box = $("#text"),
     height = box.clientHeight,
     all = box.scrollHeight;
@@ -19,10 +20,7 @@ export function drawRuler(tinted, weights) {
     context.fillStyle = rgb(theme.weights[clamp(tone(view.scale, weights[i]) + 30, 0, 255)]);
     context.fillRect(3, at(i), 8, 2);
   }
-  for (const [name, i] of [
-    ["key", keyOf()],
-    ["query", queryOf()],
-  ]) {
+  for (const [name, i] of Object.entries({ key: keyOf(), query: queryOf() })) {
     context.fillStyle = colour(name);
     context.fillRect(0, at(i) - 1, 14, 3);
   }

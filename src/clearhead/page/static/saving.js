@@ -1,5 +1,5 @@
 // Take away what is seen: the page as one file, the matrix as a picture, the weights as a table, the view as a link.
-import { $, el } from "./util.js";
+import { $, $$, canvasOf, el, under } from "./util.js";
 import { along, say, view, writeHash } from "./state.js";
 
 // The page before anything is drawn on it, without its data: what a saved copy begins with.
@@ -20,7 +20,7 @@ function weightsTable() {
   return new Blob([["token,text,weight", ...lines, ""].join("\n")], { type: "text/csv" });
 }
 
-const matrixPicture = () => new Promise((done) => $("#canvas").toBlob(done, "image/png"));
+const matrixPicture = () => new Promise((done) => canvasOf("#canvas").toBlob(done, "image/png"));
 
 const thisHead = () => `layer${view.head.layer}-head${view.head.head}`;
 const CHOICES = {
@@ -41,12 +41,14 @@ async function saveAs(choice) {
   toast(`Saved ${name()}`);
 }
 
+let toasting = 0;
+
 export function toast(words) {
   const box = $("#toast");
   box.textContent = words;
   box.classList.add("on");
-  clearTimeout(toast.waiting);
-  toast.waiting = setTimeout(() => box.classList.remove("on"), 2500);
+  clearTimeout(toasting);
+  toasting = setTimeout(() => box.classList.remove("on"), 2500);
   say(words);
 }
 
@@ -59,13 +61,13 @@ function shareView() {
 
 function openMenu(open) {
   $("#save-menu").hidden = !open;
-  $("#save").setAttribute("aria-expanded", open);
+  $("#save").setAttribute("aria-expanded", String(open));
   if (open) $("#save-menu button").focus();
 }
 
 function menuKey(event) {
-  const items = [...$("#save-menu").children],
-    at = items.indexOf(document.activeElement);
+  const items = $$("#save-menu button"),
+    at = items.findIndex((one) => one === document.activeElement);
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (step) items[(at + step + items.length) % items.length].focus();
   else if (event.key === "Escape") (openMenu(false), $("#save").focus());
@@ -86,14 +88,14 @@ export function startSaving() {
   );
   menu.addEventListener("keydown", menuKey);
   menu.addEventListener("click", (event) => {
-    const item = event.target.closest("button");
+    const item = under(event, "button");
     if (!item) return;
     openMenu(false);
     $("#save").focus();
     saveAs(item.dataset.v);
   });
   $("#save").addEventListener("click", () => openMenu(menu.hidden));
-  document.addEventListener("pointerdown", (event) => event.target.closest(".menu") || openMenu(false));
+  document.addEventListener("pointerdown", (event) => under(event, ".menu") || openMenu(false));
   $("#share").hidden = location.protocol === "about:"; // a page inside another has no address of its own
   $("#share").addEventListener("click", shareView);
 }

@@ -1,5 +1,5 @@
 // Contact sheet: every head by role, the strongest first.
-import { $, el, plural } from "./util.js";
+import { $, $$, el, plural, under } from "./util.js";
 import { glyph, roleName, ROLES } from "./roles.js";
 import { on, view } from "./state.js";
 import { selectHead, setSheet } from "./actions.js";
@@ -8,8 +8,10 @@ import { cardOf, focusAtlas, hideCard, thumbnail } from "./atlas.js";
 // The order of roles: what is rare and telling comes first, sinks last.
 const ORDER = ["previous", "induction", "duplicate", "self", "local", "broad", "other", "sink"];
 
+/** @param {import("./types").Head} head */
 const strength = (head) => head.scores[head.role] ?? 0;
 
+/** @param {import("./types").Head} head */
 function cellOf(head) {
   const name = `${head.layer}.${head.head}`,
     chosen = head === view.head;
@@ -23,6 +25,7 @@ function cellOf(head) {
   return button;
 }
 
+/** @param {string} role @param {import("./types").Head[]} heads */
 function groupOf(role, heads) {
   const title = el("h3", {}, glyph(role, 16), role, el("span", { class: "mute" }, String(heads.length)));
   const own = [...heads].sort((a, b) => strength(b) - strength(a));
@@ -36,9 +39,12 @@ function groupOf(role, heads) {
 
 function drawSheet() {
   if (!view.sheet) return $("#sheet").replaceChildren();
-  const groups = ORDER.map((role) => [role, view.trace.heads.filter((head) => roleName(head.role) === role)]);
+  const groups = ORDER.map((role) => ({
+    role,
+    heads: view.trace.heads.filter((head) => roleName(head.role) === role),
+  }));
   const shown = groups.filter(
-    ([role, heads]) => heads.length && (!view.filter.size || view.filter.has(role)),
+    ({ role, heads }) => heads.length && (!view.filter.size || view.filter.has(role)),
   );
   const what = plural(view.trace.heads.length, "head"),
     close = el("button", { class: "btn square", "aria-label": "Back", title: "Back (a)" }, "⤢");
@@ -56,19 +62,20 @@ function drawSheet() {
       el("span", { class: "grow" }),
       close,
     ),
-    ...shown.map(([role, heads]) => groupOf(role, heads)),
+    ...shown.map(({ role, heads }) => groupOf(role, heads)),
   );
 }
 
+/** @param {Event} event @returns {any} a head, or nothing */
 const headAt = (event) => {
-  const button = event.target.closest("[data-sheet]");
-  return button && view.trace.byName.get(button.dataset.sheet);
+  const button = under(event, "[data-sheet]");
+  return button && view.trace.byName.get(String(button.dataset.sheet));
 };
 
 // Left and right walk the heads; up and down go to the nearest one of the line above or below.
 function sheetKey(event) {
-  const all = [...$("#sheet").querySelectorAll("[data-sheet]")],
-    at = all.indexOf(event.target.closest("button"));
+  const all = $$("#sheet [data-sheet]"),
+    at = all.findIndex((one) => one === under(event, "button"));
   const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1 }[event.key];
   if (!step || at < 0) return;
   event.preventDefault();
@@ -94,9 +101,9 @@ export function startSheet() {
     setSheet(false);
     selectHead(head).then(focusAtlas);
   });
-  const tell = (event) => headAt(event) && cardOf(headAt(event), event.target.closest("button"));
+  const tell = (event) => headAt(event) && cardOf(headAt(event), /** @type {Element} */ (event.target));
   sheet.addEventListener("mouseover", tell);
-  sheet.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && tell(event));
+  sheet.addEventListener("focusin", (event) => under(event, ":focus-visible") && tell(event));
   sheet.addEventListener("mouseleave", hideCard);
   sheet.addEventListener("focusout", hideCard);
   on("layout filter theme heads", drawSheet);

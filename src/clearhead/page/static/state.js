@@ -1,11 +1,12 @@
 // What is looked at. Panes read `view`, call actions, and listen for what changed.
-import { clamp } from "./util.js";
+import { $, clamp } from "./util.js";
 import { ROLES } from "./roles.js";
 
+/** @type {import("./types").View} */
 export const view = {
-  trace: null,
-  head: null,
-  weights: null,
+  trace: /** @type {any} */ (null), // these three are there before a pane draws numbers
+  head: /** @type {any} */ (null),
+  weights: /** @type {any} */ (null),
   direction: "from", // "from": `token` is the query, `other` the key; "to": the other way round
   token: 0,
   other: 0,
@@ -15,6 +16,7 @@ export const view = {
   mode: "text",
   sheet: false, // the contact sheet covers the other panes
   wide: false, // so does the matrix
+  zoom: null, // the part of the matrix on the canvas; null: all of it
   tab: "derivation", // of the lower pane on a small page: "derivation" or "matrix"
   scale: "root",
   lines: false,
@@ -26,13 +28,17 @@ export const view = {
 
 // The pair that every pane shows: the pointer leads while nothing is pinned, and in columns always.
 const pointerLeads = () => view.hover != null && (!view.pinned || view.mode === "columns");
-export const shownToken = () => (pointerLeads() ? view.hover : view.token);
-export const shownOther = () => (pointerLeads() ? view.hoverOther : view.other);
+/** @returns {number} */
+export const shownToken = () => (pointerLeads() ? Number(view.hover) : view.token);
+/** @returns {number} */
+export const shownOther = () => (pointerLeads() ? Number(view.hoverOther) : view.other);
 export const queryOf = () => (view.direction === "from" ? shownToken() : shownOther());
 export const keyOf = () => (view.direction === "from" ? shownOther() : shownToken());
 
 // The weights that lead from a token or to it: of every pane that asks, the first computes them.
+/** @type {any} */
 let latestRow = {};
+/** @param {number} token @returns {Float32Array} */
 export function along(token) {
   const { weights, direction } = view;
   if (latestRow.weights !== weights || latestRow.direction !== direction || latestRow.token !== token) {
@@ -41,11 +47,15 @@ export function along(token) {
   }
   return latestRow.row;
 }
-export const sinksOf = (head) => view.trace.byLayer.get(head.layer).sinks;
+/** @param {number} layer @returns {import("./types").Layer} */
+export const layerOf = (layer) => /** @type {any} */ (view.trace.byLayer.get(layer));
+/** @param {import("./types").Head} head */
+export const sinksOf = (head) => layerOf(head.layer).sinks;
 export const faded = (j) => view.fade && sinksOf(view.head).includes(j);
 
 // Changes: "head" another head, "pair" another query or key, "hover" the pointer, "look" scale, theme or a
-// switch, "layout" sizes, "filter" roles shown.
+// switch, "layout" sizes, "filter" roles shown, "zoom" the part of the matrix, "heads" what is known of them.
+/** @type {Record<string, ((change: string) => void)[]>} */
 const listeners = {};
 export function on(changes, listener) {
   for (const change of changes.split(" ")) (listeners[change] ||= []).push(listener);
@@ -55,7 +65,7 @@ export function emit(change) {
 }
 
 export function say(words) {
-  document.getElementById("live").textContent = words;
+  $("#live").textContent = words;
 }
 
 // The view in the address, so that a link shows the same. An embedded page has no address of its own.
@@ -73,6 +83,7 @@ export function writeHash() {
   if (view.fade) parts.push("fade=1");
   if (view.sheet) parts.push("sheet=1");
   if (view.wide) parts.push("wide=1");
+  if (view.zoom) parts.push("zoom=" + [view.zoom.x, view.zoom.y, view.zoom.size].map((x) => +x.toFixed(3)).join());
   if (view.filter.size) parts.push("roles=" + [...view.filter].join("."));
   history.replaceState(null, "", "#" + parts.join("&"));
 }
@@ -80,7 +91,7 @@ export function writeHash() {
 export function readHash() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const { trace } = view;
-  const one = (name, values) => (values.includes(hash.get(name)) ? hash.get(name) : null);
+  const one = (name, values) => /** @type {any} */ (values.includes(hash.get(name)) ? hash.get(name) : null);
   const position = (name) =>
     /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.n - 1) : null;
   view.direction = one("dir", ["from", "to"]) || "from";
@@ -90,6 +101,8 @@ export function readHash() {
   view.fade = hash.has("fade");
   view.sheet = hash.has("sheet");
   view.wide = hash.has("wide") && !view.sheet;
+  const [x, y, size] = (hash.get("zoom") || "").split(",").map(Number);
+  view.zoom = size > 0 && x >= 0 && y >= 0 ? { x, y, size } : null;
   view.filter = new Set((hash.get("roles") || "").split(".").filter((role) => role in ROLES));
   const [layer, head] = (hash.get("h") || "").split(".").map(Number);
   return { head: trace.find(layer, head), query: position("q"), key: position("k") };

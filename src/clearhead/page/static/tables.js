@@ -1,6 +1,6 @@
 // Beside the derivation: what the query looks at, and what it gets from there. A head whose vectors are not here has
 // its row and its column instead.
-import { $, clamp, el, grouped, percent, shown } from "./util.js";
+import { $, clamp, el, grouped, percent, shown, under } from "./util.js";
 import { keyOf, on, queryOf, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
@@ -12,6 +12,7 @@ const ROW = 17,
 
 const PLURAL = { key: "keys", query: "queries" };
 const othersOf = (count, word) => `${grouped(count)} other ${count === 1 ? word : PLURAL[word]}`;
+/** @param {string} text @param {string} [kind] */
 const cell = (text, kind) => el("td", { class: kind }, text);
 const shareBar = (x, most) =>
   el("b", { class: x < 0 ? "negative" : null, style: `width:${(100 * Math.abs(x)) / most}%` });
@@ -23,6 +24,7 @@ function room(box, above) {
 }
 
 // The lines to show, strongest first: as many as there is room for, and the chosen one among them, with its rank.
+/** @param {Float32Array | Float64Array} weights @param {number} chosen @param {number} among @param {number} space @returns {[number, number][]} */
 function chosenLines(weights, chosen, among, space) {
   const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]);
   const lines = order.slice(0, among === space + 1 ? among : space), // one more takes the line of the others
@@ -47,6 +49,7 @@ function othersLine(count, word, ...cells) {
 }
 
 // Widths of the columns, then their headings.
+/** @param {string[]} widths @param {string} word @param {HTMLElement[]} more */
 function headingOf([first, ...others], word, ...more) {
   const digits = String(view.trace.n).length,
     widths = [18 + 6 * digits + "px", first, 24 + 7 * digits + "px", ...others];
@@ -68,6 +71,7 @@ const partOf = (x) => (Math.abs(x) < 0.001 ? "<0.1%" : (100 * x).toFixed(1).repl
 const tenths = (x) => (Math.abs(x) < 0.001 ? 0 : Math.round(1000 * x));
 const without = (shares) => (1000 - shares.reduce((sum, x) => sum + tenths(x), 0)) / 1000;
 
+/** @param {import("./types").Numbers} numbers */
 function drawDerived(numbers) {
   const { scores, lse, key, seen, norm, share } = numbers;
   const weights = scores.map((s) => Math.exp(s - lse));
@@ -189,11 +193,11 @@ export const focusTable = () => $("#looks tr.on")?.focus();
 export function startTables() {
   const box = $("#two");
   box.addEventListener("click", (event) => {
-    const row = event.target.closest("tr[data-i]");
+    const row = under(event, "tr[data-i]");
     if (row) choose(row, true);
   });
   box.addEventListener("keydown", (event) => {
-    const row = event.target.closest("tr[data-i]");
+    const row = under(event, "tr[data-i]");
     const next = row && { ArrowUp: row.previousElementSibling, ArrowDown: row.nextElementSibling }[event.key];
     if (!row || !["ArrowUp", "ArrowDown"].includes(event.key)) return;
     event.preventDefault();

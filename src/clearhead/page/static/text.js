@@ -31,6 +31,7 @@ function fitText() {
 }
 
 // Tokens outside [low, high) cannot be seen from the one that leads.
+/** @param {number} low @param {number} high */
 function muteOutside(low, high) {
   const [a, b] = seen;
   seen = [low, high];
@@ -42,6 +43,7 @@ function muteOutside(low, high) {
 }
 
 const floor = () => (view.scale === "log" ? 2e-4 : TINTED);
+/** @param {number} i @param {number} token */
 const isTinted = (i, token) =>
   weightsNow[i] >= floor() && !(view.direction === "from" && i !== token && faded(i));
 
@@ -51,6 +53,7 @@ function tintToken(i) {
   spans[i].style.color = ink(fill);
 }
 
+/** @param {number} token */
 function paintTints(token) {
   for (const i of tinted) if (spans[i]) spans[i].style.background = spans[i].style.color = "";
   tinted = [...weightsNow.keys()].filter((i) => isTinted(i, token));

@@ -9,19 +9,22 @@ const LETTER = /^[\p{L}\p{N}]/u;
 const WORD = 40; // characters that are kept on one line
 
 // How many lines end before the words of a token, and how many after them (or in a token of space alone).
+/** @param {string} token @returns {[before: number, after: number]} */
 export function breaks(token) {
   const count = (space) => space.split("\n").length - 1;
-  if (!token.trim()) return [0, count(token)];
-  return [count(token.match(/^\s*/)[0]), count(token.match(/\s*$/)[0])];
+  const [before, after] = [token.length - token.trimStart().length, token.trimEnd().length];
+  return token.trim() ? [count(token.slice(0, before)), count(token.slice(after))] : [0, count(token)];
 }
 
 // What a token looks like in running text: the space and the line ends before it stand there, not in it.
+/** @param {string} token */
 function visible(token) {
   if (token.includes("\n")) return token.trim().replace(/\s*\n\s*/g, "⏎") + (breaks(token)[1] ? "⏎" : "");
   if (token && !token.trim()) return /\t/.test(token) ? "⇥" : "·".repeat(Math.min(token.length, 8));
   return shown(token.replace(/^ /, ""));
 }
 
+/** @param {string} token @param {number} i @param {string} previous */
 export function spanOf(token, i, previous) {
   const names = ["t"];
   if (token === CONTINUED && i > 0) {
@@ -48,6 +51,7 @@ export function spanOf(token, i, previous) {
 }
 
 // The tokens [first, end) as one block; `spans` gets one element a token.
+/** @param {string[]} tokens @param {number} first @param {number} end @param {HTMLElement[]} spans */
 export function blockOf(tokens, first, end, spans) {
   const dir = RIGHT_TO_LEFT.test(tokens.slice(first, end).join("")) ? "rtl" : null;
   const box = el("div", { class: "paragraph", role: "none", dir });
