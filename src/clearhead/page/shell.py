@@ -49,8 +49,8 @@ _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-_IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?function|const|let|class)", re.MULTILINE)
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=((?:async )?function|const|class) (\w+|\$+))", re.MULTILINE)
 
 
 def static(name: str) -> str:
@@ -61,8 +61,15 @@ def static(name: str) -> str:
 @cache
 def shell() -> str:
     """The whole page as one document, with `DATA` where the data elements go."""
-    script = "".join(_EXPORT.sub("", _IMPORT.sub("", static(name))) for name in MODULES)
+    script = "".join(map(_scoped, MODULES))
     page = static("index.html")
     page = page.replace("<!-- policy -->", f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
     page = page.replace('<link rel="stylesheet" href="style.css">', f"<style>\n{static('style.css')}</style>")
     return page.replace('<script type="module" src="main.js"></script>', f'<script type="module">\n{script}</script>')
+
+
+def _scoped(name: str) -> str:
+    """A module as a function of its own that is called at once and returns what the module exports."""
+    text = _IMPORT.sub(r"const {\1} = module_\2;\n", static(name))
+    exported = ", ".join(match[2] for match in _EXPORT.finditer(text))
+    return f"const module_{name[:-3]} = (() => {{\n{_EXPORT.sub('', text)}return {{ {exported} }};\n}})();\n"
