@@ -172,7 +172,7 @@ def test_what_is_not_read_yet_follows(view: View) -> None:
     assert np.allclose(
         before, view.maps[0].to_dense()[0, 1, :64, :64].numpy().reshape(4, 16, 4, 16).max((1, 3)), atol=1e-6
     )
-    assert json.loads(answers.part("heads", {"have": "0"})) == {"reading": 1, "news": []}
+    assert json.loads(answers.part("heads", {"have": "0"})) == {"reading": 1, "news": [], "failed": None}
     late.heads()
     told = json.loads(answers.part("heads", {"have": "0"}))
     assert told["reading"] == 0
@@ -181,11 +181,11 @@ def test_what_is_not_read_yet_follows(view: View) -> None:
     assert (news["scores"], news["heads"], [news["layer"]]) == (first["scores"], first["heads"], first["layers"])
     assert base64.b64decode(news["thumbs"]) == answers.part("thumbs") == asked(view, "thumbs")
     assert answers.part("w.0.1") == asked(view, "w.0.1")
-    assert json.loads(answers.part("heads", {"have": "1"})) == {"reading": 0, "news": []}
+    assert json.loads(answers.part("heads", {"have": "1"})) == {"reading": 0, "news": [], "failed": None}
 
 
 def test_a_view_that_is_read_tells_no_news(view: View) -> None:
-    assert json.loads(asked(view, "heads", have=0)) == {"reading": 0, "news": []}
+    assert json.loads(asked(view, "heads", have=0)) == {"reading": 0, "news": [], "failed": None}
 
 
 # --- what cannot be answered --------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Answers:
         self._facts, self._layers = facts, {layer.data.layer: layer for layer in layers}
         self._unread = sum(layer.peaks is None for layer in layers)
         self._news: list[dict[str, Any]] = []
+        self._failed: str | None = None
         self._kept = _Kept(CACHE)
 
     def learn(self, layer: LiveLayer, heads: Sequence[HeadLike]) -> None:
@@ -88,6 +89,10 @@ class Answers:
                 "thumbs": base64.b64encode(layer.data.thumbs.tobytes()).decode("ascii"),
             }
         )
+
+    def fail(self, sentence: str) -> None:
+        """The layers that are left cannot be read; the page says why."""
+        self._failed = sentence
 
     def part(self, name: str, query: Query | None = None) -> bytes:
         """The bytes of a part. Raises UnknownPart; ShapeError for a query that asks for what is not there, or too much.
@@ -116,7 +121,7 @@ class Answers:
     def _tell_heads(self, query: Query) -> bytes:
         have = _number(query, "have", len(self._layers) + 1)
         news = self._news[have:]
-        return _json({"reading": self._unread - have - len(news), "news": news})
+        return _json({"reading": self._unread - have - len(news), "news": news, "failed": self._failed})
 
 
 class _Kept:
