@@ -16,13 +16,12 @@ import re
 import secrets
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from clearhead.errors import RecordingError, ShapeError
-from clearhead.kernels.workers import compute_alone
+from clearhead.kernels.workers import alone
 from clearhead.page.answers import Answers, UnknownPart
 from clearhead.page.shell import MODULES, static
 
@@ -127,7 +126,7 @@ class _App:
         self._answers, self._token = answers, token.encode()
         self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
         workers = max(1, min(4, torch.get_num_threads()))
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="clearhead-page", initializer=compute_alone)
+        self._pool = alone(workers)
         self._turn = asyncio.Semaphore(workers)
 
     def starlette(self) -> Starlette:
