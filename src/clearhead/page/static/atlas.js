@@ -30,10 +30,11 @@ function drawLegend() {
           "data-role": role,
           "aria-pressed": view.filter.has(role),
           title: label,
-          "aria-label": `${role}, ${count} heads`,
+          "aria-label": `${role} ${count} heads`,
         },
         glyph(role),
         el("span", { class: "word" }, role),
+        " ",
         el("span", { class: "count" }, String(count)),
       );
       return button;

@@ -47,11 +47,11 @@ function atlasWidth(width, height, head, small) {
       : 0;
   const gaps = sizes.group ? (trace.kvHeads - 1) * 4 : 0;
   const pad = small ? 20 : 30;
-  const room = height - head - (height < 700 ? 66 : columns > 20 ? 116 : 158) - 14;
+  const room = height - head - (height < 700 ? 70 : columns > 20 ? 122 : 170) - 14;
   const row = clamp(Math.floor((2 * room) / rows) / 2, 9, small ? 20 : 26);
   const most = width * (small ? 0.34 : columns > 24 ? 0.44 : 0.36);
   const atlas = Math.round(
-    clamp(GUTTER + columns * Math.max(row, 11) + gaps + pad, small ? 186 : width < 1280 ? 228 : 264, most),
+    clamp(GUTTER + columns * Math.max(row, 11) + gaps + pad, small ? 216 : width < 1280 ? 228 : 264, most),
   );
   const fits = Math.floor((atlas - GUTTER - pad - gaps) / columns);
   sizes.cell = Math.max(9, Math.min(fits, 26, Math.round(Math.max(row, 11) * 1.12)));

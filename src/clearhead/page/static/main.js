@@ -62,7 +62,7 @@ function fail(fault) {
   document.body.className = "failed";
   $("#state").setAttribute("role", "alert");
   $("#state").replaceChildren(
-    el("h1", {}, known ? fault.title : "This page met an error"),
+    el("h2", {}, known ? fault.title : "This page met an error"),
     el("p", {}, known ? fault.message : String(fault)),
     known && fault.call ? el("pre", {}, fault.call) : "",
   );
@@ -89,6 +89,7 @@ async function start() {
   const at = readHash();
   view.head = at.head || view.trace.find(...view.trace.opening);
   view.token = at.query ?? at.key ?? view.trace.n - 1;
+  if (source.live) view.trace.weights(view.head); // on its way while the page lays itself out
   document.body.className = "reading";
   $("main").inert = true;
   drawHeader();

@@ -15,7 +15,7 @@ const strength = (head) => head.scores[head.role] ?? 0;
 function cellOf(head) {
   const name = `${head.layer}.${head.head}`,
     chosen = head === view.head;
-  const label = `layer ${head.layer} head ${head.head}, ${head.role}`;
+  const label = `${name}: layer ${head.layer} head ${head.head}, ${head.role}`;
   const button = el(
     "button",
     { "data-sheet": name, tabindex: chosen ? 0 : -1, "aria-label": label, "aria-current": chosen },

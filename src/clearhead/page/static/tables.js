@@ -54,14 +54,19 @@ function headingOf([first, ...others], word, ...more) {
   const digits = String(view.trace.n).length,
     widths = [18 + 6 * digits + "px", first, 24 + 7 * digits + "px", ...others];
   const columns = widths.map((width) => el("col", { style: width && `width:${width}` }));
-  const cells = [el("th"), el("th", { class: "left" }, word), el("th", {}, "at"), ...more];
+  const cells = [
+    el("th", {}, el("span", { class: "sr" }, "rank")),
+    el("th", { class: "left" }, word),
+    el("th", {}, "at"),
+    ...more,
+  ];
   return [el("colgroup", {}, ...columns), el("thead", {}, el("tr", {}, ...cells))];
 }
 
 // --- what it looks at and what it gets ----------------------------------------------------------------------
 
 const NORM =
-  '<math><mo stretchy="false" lspace="0" rspace="0">‖</mo><mi>v</mi><mo stretchy="false" lspace="0" rspace="0">‖</mo></math>';
+  '<span class="sr">length of v</span><math aria-hidden="true"><mo stretchy="false" lspace="0" rspace="0">‖</mo><mi>v</mi><mo stretchy="false" lspace="0" rspace="0">‖</mo></math>';
 
 const WIDTHS = ["", "50px", "14%", "50px", "54px", "14%", "50px"];
 
@@ -147,7 +152,7 @@ function fill(table, word, weights, chosen, among, most, total) {
     made.push(othersLine(others, word, el("td"), cell(left == null ? "" : share(Math.max(left, 1e-9)))));
   }
   table.replaceChildren(
-    ...headingOf(["", "42%", "54px"], word, el("th", { class: "left bars" }, "weight, α"), el("th")),
+    ...headingOf(["", "42%", "54px"], word, el("th", { class: "left bars", colspan: 2 }, "weight, α")),
     el("tbody", {}, ...made),
   );
 }
