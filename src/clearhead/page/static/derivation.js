@@ -1,5 +1,5 @@
 // Why one weight is what it is: from the layer's input to its output, in numbers that a pocket calculator confirms.
-import { $, $$, clamp, el, percent, shown } from "./util.js";
+import { $, $$, clamp, el, percent, shown, soon } from "./util.js";
 import { keyOf, layerOf, on, queryOf, view } from "./state.js";
 import { naming } from "./chips.js";
 import { addingUp, decimal, signed } from "./maths.js";
@@ -90,7 +90,7 @@ function productsTable({ pairs, dot, d }, places, room) {
 // A head of many numbers: pictures, and the largest.
 /** @param {import("./types").Numbers} numbers @param {import("./types").Terms} terms @param {number} places @param {number} heads */
 function wide(numbers, terms, places, heads) {
-  const [table, picture] = productsTable(numbers, places, 1);
+  const [table, picture] = productsTable(numbers, places, lines || 1);
   const first = titled("1", "Compare", compare(numbers, places)),
     third = titled("3", "Softmax", softmax(numbers, places)),
     fourth = titled("4", "Mix", mix(numbers));
@@ -107,7 +107,8 @@ function wide(numbers, terms, places, heads) {
   ];
 }
 
-// As many products as there is room for in the column of the comparison.
+let lines = 0; // products that the column of the comparison has room for; 0 before that is measured
+
 /** @param {import("./types").Numbers} numbers @param {number} places */
 function fillProducts(numbers, places) {
   const column = $("[data-step=compare]"),
@@ -118,7 +119,8 @@ function fillProducts(numbers, places) {
     ends[1] -
     column.children[column.children.length - 1].getBoundingClientRect().bottom +
     column.getBoundingClientRect().top;
-  const made = productsTable(numbers, places, clamp(1 + Math.floor(free / LINE_HEIGHT), 1, 8));
+  lines = clamp(1 + Math.floor(free / LINE_HEIGHT), 1, 8);
+  const made = productsTable(numbers, places, lines);
   column.querySelector("table")?.replaceWith(made[0]);
   column.querySelector(".picture")?.replaceWith(made[1]);
 }
@@ -150,12 +152,12 @@ function contextOf({ tokens, n }, key) {
   ];
 }
 
-// A formula takes one line: what does not fit is left out, the products first.
-/** @param {HTMLElement} line */
-function shorten(line) {
+// A formula takes one line: what does not fit is left out, the products first. All are measured before any changes.
+function shorten() {
+  let formulas = $$("#steps .eq");
   for (const kind of ["brief", "terse", "short", "bare"]) {
-    if (line.scrollWidth <= line.clientWidth + 1) return;
-    line.classList.add(kind);
+    formulas = formulas.filter((line) => line.scrollWidth > line.clientWidth + 1);
+    for (const line of formulas) line.classList.add(kind);
   }
 }
 
@@ -185,10 +187,12 @@ function drawDerivation() {
   const places = decimalsFor(drawn);
   $("#steps").replaceChildren(...draw(drawn, termsOf(weights), places, heads));
   if (kind === "narrow") return;
-  fillProducts(drawn, places);
-  $$("#steps .eq").forEach(shorten);
+  if (!lines) fillProducts(drawn, places);
+  shorten();
 }
 
 export function startDerivation() {
-  on("pair hover layout", drawDerivation);
+  on("layout head", () => (lines = 0));
+  on("pair layout", drawDerivation);
+  on("hover", soon(drawDerivation));
 }

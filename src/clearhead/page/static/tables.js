@@ -1,6 +1,6 @@
 // Beside the derivation: what the query looks at, and what it gets from there. A head whose vectors are not here has
 // its row and its column instead.
-import { $, clamp, el, grouped, percent, shown, under } from "./util.js";
+import { $, clamp, el, grouped, percent, shown, soon, under } from "./util.js";
 import { keyOf, on, queryOf, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
@@ -209,6 +209,7 @@ export function startTables() {
     event.stopPropagation();
     if (next?.dataset.i) choose(next, true);
   });
-  on("pair hover layout", drawTables);
+  on("pair layout", drawTables);
+  on("hover", soon(drawTables));
   on("head", drawNote);
 }

@@ -80,6 +80,17 @@ export const whole = (x) => (x == null ? "–" : Math.round(100 * x) + "%");
 /** @param {number} n @param {string} one */
 export const plural = (n, one) => `${grouped(n)} ${one}${n === 1 ? "" : "s"}`;
 
+// The same, once, before the browser paints: what follows the pointer need not follow each of its steps.
+/** @param {() => void} draw */
+export function soon(draw) {
+  let waiting = false;
+  return () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => ((waiting = false), draw()));
+  };
+}
+
 // A canvas sized in CSS pixels, its context scaled to the screen's.
 /** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
 export function sized(canvas, width, height) {
