@@ -219,12 +219,14 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         size: tuple[int, int] = (1440, 900),
         ready: str = "body[data-ready]",
         before: str = "",
+        touch: bool = False,
     ) -> Opened:
         file = tmp_path / f"page{len(opened)}.html"
         text = what if isinstance(what, str) else render(what.build())
         file.write_text(text, encoding="utf-8", newline="")
         viewport = {"width": size[0], "height": size[1]}
-        context = browser.new_context(viewport=viewport, color_scheme="dark" if dark else "light", offline=True)
+        scheme = "dark" if dark else "light"
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True, has_touch=touch)
         contexts.append(context)
         one = Opened(context.new_page(), [], [])
         opened.append(one)
