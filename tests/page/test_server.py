@@ -19,7 +19,7 @@ import pytest
 
 from clearhead import RecordingError, View, masks
 from clearhead.page import answers as answers_module
-from clearhead.page.shell import MODULES, static
+from clearhead.page.shell import script, static
 
 from .test_answers import N, looked_at
 
@@ -94,10 +94,11 @@ def test_the_page_and_its_files_are_served_with_a_strict_policy(live: Running) -
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["cache-control"] == "no-store"
     assert "server" not in headers
-    for name in (*MODULES, "style.css"):
+    assert 'src="page.js"' in body.decode()
+    for name, kind, text in [("page.js", "javascript", script()), ("style.css", "css", static("style.css"))]:
         status, headers, body = live.ask(f"/{{token}}/0/{name}")
-        assert (status, body.decode()) == (200, static(name))
-        assert headers["content-type"].split(";")[0] == ("text/css" if name.endswith("css") else "text/javascript")
+        assert (status, body.decode()) == (200, text)
+        assert headers["content-type"].split(";")[0] == f"text/{kind}"
 
 
 def test_a_part_is_what_python_answers(live: Running, view: View) -> None:
@@ -160,17 +161,18 @@ def test_the_page_s_own_origin_and_the_other_name_of_this_computer(live: Running
         "/2/",
         "/00000/",
         "/0/payload.py",
-        "/0/../0/main.js",
+        "/0/main.js",
+        "/0/../0/page.js",
         "/0/../../answers.py",
         "/0/%2e%2e/answers.py",
         "/0/..%2fanswers.py",
         "/0/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
         "/0//etc/passwd",
         "/0/static/",
-        "/0/main.js/",
-        "/0/main.js%00",
-        "/0/MAIN.JS",
-        "/0/part/../main.js",
+        "/0/page.js/",
+        "/0/page.js%00",
+        "/0/PAGE.JS",
+        "/0/part/../page.js",
         "/0/part/..%2f..%2fserver",
         "/0/part/",
         "/0/part",

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ import torch
 from clearhead.errors import RecordingError, ShapeError
 from clearhead.kernels.workers import alone
 from clearhead.page.answers import Answers, UnknownPart
-from clearhead.page.shell import MODULES, static
+from clearhead.page.shell import live_shell, script, static
 
 try:
     import uvicorn
@@ -55,7 +55,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_FILES: dict[str, tuple[str, Callable[[], str]]] = {
+    "": ("text/html", live_shell),
+    "page.js": ("text/javascript", script),
+    "style.css": ("text/css", lambda: static("style.css")),
+}
 
 
 class Server:
@@ -163,11 +167,10 @@ class _App:
             return _said(404, "There is nothing under this address.")
         if place[2]:
             return self._answers[int(place[1])], place[3]
-        name = place[3] or "index.html"
-        if name not in (*MODULES, "style.css", "index.html"):
+        if place[3] not in _FILES:
             return _said(404, "There is nothing under this address.")
-        text = static(name).replace("<!-- policy -->", '<meta name="source" content="live">')
-        return Response(text, headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+        kind, text = _FILES[place[3]]
+        return Response(text(), headers=_HEADERS, media_type=kind)
 
     async def _part(self, request: Request, answers: Answers, name: str) -> Response:
         async with self._turn:

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from importlib import resources
 
-__all__ = ["DATA", "MODULES", "shell", "static"]
+__all__ = ["DATA", "MODULES", "live_shell", "script", "shell", "static"]
 
 DATA = "<!-- data -->"  # where the data elements go
 
@@ -54,6 +54,7 @@ _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
+_MAIN = '<script type="module" src="main.js"></script>'
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=((?:async )?function|const|class) (\w+|\$+))", re.MULTILINE)
 
@@ -66,11 +67,23 @@ def static(name: str) -> str:
 @cache
 def shell() -> str:
     """The whole page as one document, with `DATA` where the data elements go."""
-    script = "".join(map(_scoped, MODULES))
     page = static("index.html")
     page = page.replace("<!-- policy -->", f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
     page = page.replace('<link rel="stylesheet" href="style.css">', f"<style>\n{static('style.css')}</style>")
-    return page.replace('<script type="module" src="main.js"></script>', f'<script type="module">\n{script}</script>')
+    return page.replace(_MAIN, f'<script type="module">\n{script()}</script>')
+
+
+@cache
+def live_shell() -> str:
+    """The page that asks a server for its script, its style and its numbers."""
+    page = static("index.html").replace("<!-- policy -->", '<meta name="source" content="live">')
+    return page.replace(_MAIN, '<script type="module" src="page.js"></script>')
+
+
+@cache
+def script() -> str:
+    """All modules as one: forty requests, each after the one that names it, take half a second."""
+    return "".join(map(_scoped, MODULES))
 
 
 def _scoped(name: str) -> str:

@@ -16,8 +16,12 @@ function strongest(token) {
   return best;
 }
 
+// Where a token or its partner is about to go: the next step of an arrow counts from there.
+/** @type {{ token: number | null, other: number | null }} */
+const aimed = { token: null, other: null };
+
 function changed() {
-  view.hover = null;
+  view.hover = aimed.token = aimed.other = null;
   writeHash();
   emit("pair");
 }
@@ -91,7 +95,8 @@ export async function selectHead(head, at = {}) {
 export function selectToken(i) {
   view.pinned = true;
   const told = () => `Strongest ${named(view.other)}, ${weightNow()}`;
-  lead(clamp(i, 0, view.trace.n - 1), null, () =>
+  aimed.token = clamp(i, 0, view.trace.n - 1);
+  lead(aimed.token, null, () =>
     say(`${view.direction === "from" ? "query" : "key"} ${named(view.token)}. ${told()}`),
   );
 }
@@ -101,8 +106,15 @@ const sayPair = () => say(`query ${named(queryOf())}, key ${named(keyOf())}, ${w
 export function selectOther(i) {
   const other = clamp(i, 0, view.trace.n - 1);
   const [query, key] = view.direction === "from" ? [view.token, other] : [other, view.token];
-  if (view.weights.sees(query, key)) lead(view.token, other, sayPair);
+  if (!view.weights.sees(query, key)) return;
+  aimed.other = other;
+  lead(view.token, other, sayPair);
 }
+
+/** @param {number} step */
+export const moveToken = (step) => selectToken((aimed.token ?? view.token) + step);
+/** @param {number} step */
+export const moveOther = (step) => selectOther((aimed.other ?? view.other) + step);
 
 export function selectPair(query, key) {
   if (!view.weights.sees(query, key)) return;

@@ -48,6 +48,8 @@ function label(text, style, data) {
   return made;
 }
 
+const labelOf = (head) => `layer ${head.layer} head ${head.head}, ${head.role ?? "not read yet"}`;
+
 function buildGrid() {
   const { trace } = view,
     { cell, row } = sizes,
@@ -97,7 +99,7 @@ function buildGrid() {
         role: "gridcell",
         tabindex: -1,
         "data-head": `${layer}.${h}`,
-        "aria-label": `layer ${layer} head ${h}, ${head.role}`,
+        "aria-label": labelOf(head),
       });
       Object.assign(button.style, {
         left: left(h) + "px",
@@ -312,6 +314,12 @@ export function startAtlas() {
   on("layout", () => (buildGrid(), drawLegend(), paintGrid(), markHead()));
   on("filter", () => (drawLegend(), paintGrid()));
   on("theme", () => (drawLegend(), paintGrid(), isCardFixed() && fillCard($("#card"), view.head)));
-  on("heads", () => (drawLegend(), paintGrid(), markHead()));
+  on("heads", () => {
+    for (const [head, button] of cells) button.setAttribute("aria-label", labelOf(head));
+    drawLegend();
+    paintGrid();
+    markHead();
+    if (isCardFixed()) fillCard($("#card"), view.head);
+  });
   on("head", markHead);
 }

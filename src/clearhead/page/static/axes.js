@@ -15,14 +15,14 @@ export function paintWords(context, { i0, i1, j0, j1 }) {
     half = port.size / 2;
   context.textBaseline = "middle";
   for (let i = i0; i < i1; i++) {
-    if (down(i) + half < MARGIN.top) continue;
+    if (down(i) + half < MARGIN.top || down(i) + half > frame.height - MARGIN.bottom) continue;
     context.font = `${i === query ? "600 " : ""}11px ${colour("mono")}`;
     context.fillStyle = colour(i === query ? "query" : "ink2");
     context.textAlign = "right";
     context.fillText(short(i), MARGIN.left - 6, down(i) + half);
   }
   for (let j = j0; j < j1; j++) {
-    if (across(j) + half < MARGIN.left) continue;
+    if (across(j) + half < MARGIN.left || across(j) + half > frame.width - MARGIN.right) continue;
     context.save();
     context.translate(across(j) + half, MARGIN.top - 6);
     if (upright()) context.rotate(-Math.PI / 2);

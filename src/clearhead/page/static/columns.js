@@ -2,7 +2,7 @@
 import { $, $$, canvasOf, clamp, el, shown, sized, under } from "./util.js";
 import { colour, ink, rgb, theme, tint } from "./colour.js";
 import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
-import { hoverToken, selectOther, selectToken } from "./actions.js";
+import { hoverToken, moveOther, moveToken, selectOther, selectToken } from "./actions.js";
 
 const LINE = 15,
   MOST = 600,
@@ -82,8 +82,8 @@ function columnsKey(event) {
   if (event.key === "Home") selectToken(0);
   else if (event.key === "End") selectToken(view.trace.n - 1);
   else if (!step) return;
-  else if (event.shiftKey) selectOther(view.other + step);
-  else selectToken(view.token + step);
+  else if (event.shiftKey) moveOther(step);
+  else moveToken(step);
   event.preventDefault();
   event.stopPropagation();
   const box = $("#columns"),

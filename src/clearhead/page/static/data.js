@@ -207,6 +207,8 @@ export class Trace {
     this.width = Math.max(...facts.layers.map((layer) => layer.heads));
     /** @type {Map<string, HeadWeights>} */
     this.open = new Map(); // the latest last
+    /** @type {Map<string, Promise<HeadWeights>>} */
+    this.coming = new Map();
   }
   find(layer, head) {
     return this.byName.get(layer + "." + head);
@@ -244,8 +246,13 @@ export class Trace {
     return news.length > 0;
   }
   async weights({ layer, head }) {
-    const name = layer + "." + head,
-      weights = this.open.get(name) || (await this.decode(layer, head, name));
+    const name = layer + "." + head;
+    if (!this.open.has(name) && !this.coming.has(name))
+      this.coming.set(
+        name,
+        this.decode(layer, head, name).finally(() => this.coming.delete(name)),
+      );
+    const weights = this.open.get(name) || /** @type {HeadWeights} */ (await this.coming.get(name));
     this.open.delete(name);
     this.open.set(name, weights);
     if (source.live) this.forget();

@@ -4,8 +4,8 @@ import { setTheme, theme } from "./colour.js";
 import { emit, on, view } from "./state.js";
 import {
   clearFilter,
+  moveToken,
   nextHead,
-  selectToken,
   setDirection,
   setLook,
   setMode,
@@ -63,8 +63,8 @@ const SHORTCUTS = {
   "[": () => nextHead(-1),
   "]": () => nextHead(1),
   "/": () => $("#find").focus(),
-  ArrowLeft: () => selectToken(view.token - 1),
-  ArrowRight: () => selectToken(view.token + 1),
+  ArrowLeft: () => moveToken(-1),
+  ArrowRight: () => moveToken(1),
   Escape: escape,
 };
 

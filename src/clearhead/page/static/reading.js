@@ -1,7 +1,7 @@
 // What a person does in the text: point, press keys, find.
 import { $, percent, plural, shown, under } from "./util.js";
 import { along, view } from "./state.js";
-import { hoverToken, selectOther, selectToken, unpin } from "./actions.js";
+import { hoverToken, moveOther, moveToken, selectOther, selectToken, unpin } from "./actions.js";
 import { spans } from "./flow.js";
 import { startFind } from "./find.js";
 
@@ -45,8 +45,8 @@ function lineMove(step) {
 
 function textKey(event) {
   const moves = {
-    ArrowLeft: () => (event.shiftKey ? selectOther(view.other - 1) : selectToken(view.token - 1)),
-    ArrowRight: () => (event.shiftKey ? selectOther(view.other + 1) : selectToken(view.token + 1)),
+    ArrowLeft: () => (event.shiftKey ? moveOther(-1) : moveToken(-1)),
+    ArrowRight: () => (event.shiftKey ? moveOther(1) : moveToken(1)),
     ArrowUp: () => lineMove(-1),
     ArrowDown: () => lineMove(1),
     Home: () => selectToken(0),
