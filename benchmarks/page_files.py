@@ -1,10 +1,11 @@
 """The page of a text as one file, beside BertViz's model view of the same text: bytes and time, as ratios.
 
 all-MiniLM-L6-v2, 6 × 12 heads, on 64, 512 and 2,048 tokens of prose; time is from the loaded model to the HTML as a
-string, on one core. MiniLM knows 512 positions: for 2,048 they are repeated, which changes no size worth naming. There BertViz gets
-three heads, and the bytes and the time of its view are taken times 24: all heads would need tens of gigabytes. BertViz
-writes every number twice, once of them in a comment of its script: half its bytes would do. The page holds what its
-default budget lets it (2, 10 or 25 MB): of every head the weights with the share of all attention printed last.
+string, on one core. MiniLM knows 512 positions: for 2,048 they are repeated, which changes no size worth naming. There
+BertViz gets three heads, and the bytes and the time of its view are taken times 24: all heads would need tens of
+gigabytes. BertViz writes every number twice, once of them in a comment of its script: half its bytes would do. The page
+holds what its default budget lets it (2, 10 or 25 MB): of every head the weights with the share of all attention that
+is printed last.
 
 BertViz need not be where clearhead is: BERTVIZ_PYTHON names the python of an environment that has bertviz and
 transformers. Without BertViz, clearhead's numbers are printed alone.
@@ -22,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-for threads in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):  # each side on one core: steadier beside other work
-    os.environ.setdefault(threads, "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides on one core: steadier beside other work
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 import clearhead
 from clearhead import zoo
