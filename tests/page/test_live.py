@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import clearhead
 from clearhead import View, masks, scores
+from clearhead.nn import MultiHeadAttention
 from clearhead.page import answers as answers_module
 
 from .conftest import Opened, tint
@@ -195,6 +198,25 @@ def test_what_is_out_of_sight_again_is_not_computed(visit: Callable[..., Opened]
     sent = [url for url in opened.requests[seen:] if "/tile." in url]
     assert len(sent) >= 4
     assert len(asked) <= len(sent) / 2  # one was being computed; the others were given up before their turn
+
+
+def test_the_derivation_asks_for_the_products_of_one_pair(visit: Callable[..., Opened]):
+    torch.manual_seed(123)
+    layer = MultiHeadAttention(3, 4, 6, 0.0, 2)
+    view = clearhead.look(layer, torch.rand(6, 3), tokens=list("abcdef"))
+    opened = visit(view, "#h=0.1&q=5&k=2")
+    for query, key in ((5, 2), (5, 3), (4, 3)):
+        opened.page.evaluate("(hash) => { location.hash = hash; }", f"h=0.1&q={query}&k={key}")
+        until(lambda at=(query, key): f"q\n{at[0]}\n=\nx" in opened.text("[data-step=project]"))
+        q = [f"{x:.3f}".replace("-", "−") for x in view.maps[0].q[0, 1, query].tolist()]
+        assert opened.page.locator("[data-step=project] mtable.query, [data-step=project] mn.query").count() >= 2
+        assert all(x in opened.text("[data-step=project]") for x in q)
+    asked = [url for url in opened.requests if "/part/p." in url]
+    assert all(re.search(r"p\.0\.1\?query=\d&key=\d$", url) for url in asked)
+    before = len(asked)
+    opened.page.evaluate("() => { location.hash = 'h=0.1&q=5&k=2'; }")  # known already
+    until(lambda: "q\n5\n=\nx" in opened.text("[data-step=project]"))
+    assert len([url for url in opened.requests if "/part/p." in url]) == before
 
 
 def test_layers_are_heard_of_as_they_are_read(visit: Callable[..., Opened]):

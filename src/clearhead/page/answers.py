@@ -8,6 +8,7 @@ Nothing here knows of the web: a server and a notebook hand on the same names. N
     heads                  JSON: what has become known since `have` layers were
     tile.L.H               a picture of the queries `rows` on the `keys`: the `max` or the `sum` of side × side weights
     row.L.H, column.L.H    the weights of a `query`, or on a `key`
+    p.L.H                  as in a file; with a `query` and a `key`, of these alone
     derive.L.H             JSON: all that stands between the vectors of a `query` and a `key`, and their weight
 """
 
@@ -168,7 +169,10 @@ def _terms(layer: LiveLayer, h: int, query: Query) -> bytes:
     data = _exact(layer)
     if data.terms is None:
         raise UnknownPart(f"the matrices of layer {data.layer} are not at hand")
-    return data.terms(h)
+    if "query" not in query:
+        return data.terms(h)
+    T, S = layer.attn.shape[-2:]
+    return data.terms(h, torch.tensor([_number(query, "query", T)]), torch.tensor([_number(query, "key", S)]))
 
 
 def _exact(layer: LiveLayer) -> LayerData:

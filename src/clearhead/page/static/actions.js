@@ -89,7 +89,6 @@ export async function selectHead(head, at = {}) {
   emit("head");
   changed();
   if (!at.first) say(`layer ${head.layer} head ${head.head}, ${head.role ?? "not read yet"}`);
-  view.trace.terms(weights).then((any) => any && view.weights === weights && emit("pair"));
 }
 
 export function selectToken(i) {

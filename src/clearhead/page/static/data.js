@@ -295,12 +295,6 @@ export class Trace {
       terms: source.live ? null : await source.part("p." + name),
     });
   }
-  // The matrices behind a head take the longest: a live page shows its weights first. Whether there are any now.
-  async terms(weights) {
-    if (!source.live || weights.terms || !weights.q) return false;
-    weights.terms = await source.part("p." + weights.name);
-    return weights.terms != null;
-  }
 }
 
 function headOf([layer, head, role, scores, baselines, entropy, distance], names) {

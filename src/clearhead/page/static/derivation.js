@@ -185,7 +185,7 @@ function drawDerivation() {
   const { heads } = layerOf(head.layer),
     draw = kind === "wide" ? wide : narrow;
   const places = decimalsFor(drawn);
-  $("#steps").replaceChildren(...draw(drawn, termsOf(weights), places, heads));
+  $("#steps").replaceChildren(...draw(drawn, termsOf(weights, query, key, drawDerivation), places, heads));
   if (kind === "narrow") return;
   if (!lines) fillProducts(drawn, places);
   shorten();

@@ -26,11 +26,30 @@ function room(box, above) {
 // The lines to show, strongest first: as many as there is room for, and the chosen one among them, with its rank.
 /** @param {Float32Array | Float64Array} weights @param {number} chosen @param {number} among @param {number} space @returns {[number, number][]} */
 function chosenLines(weights, chosen, among, space) {
-  const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]);
-  const lines = order.slice(0, among === space + 1 ? among : space), // one more takes the line of the others
-    at = order.indexOf(chosen);
-  if (at >= lines.length) lines[lines.length - 1] = chosen;
-  return lines.map((i) => [i, order.indexOf(i) + 1]);
+  const lines = strongest(weights, among === space + 1 ? among : space); // one more takes the line of the others
+  const ranks = lines.map((_, at) => at + 1),
+    at = lines.indexOf(chosen);
+  if (at < 0 && weights[chosen] > 0) {
+    lines[lines.length - 1] = chosen;
+    ranks[lines.length - 1] = 1;
+    for (const w of weights) if (w > weights[chosen]) ranks[lines.length - 1]++;
+  }
+  return lines.map((i, place) => [i, ranks[place]]);
+}
+
+// The indices of the largest weights above 0, in their order: few of perhaps very many.
+/** @param {Float32Array | Float64Array} weights @param {number} count */
+function strongest(weights, count) {
+  /** @type {number[]} */
+  const best = [];
+  weights.forEach((w, i) => {
+    if (!(w > 0) || (best.length === count && w <= weights[best[count - 1]])) return;
+    let at = best.length;
+    while (at > 0 && weights[best[at - 1]] < w) at--;
+    best.splice(at, 0, i);
+    if (best.length > count) best.pop();
+  });
+  return best;
 }
 
 function tableLine(i, rank, chosen, ...cells) {

@@ -45,7 +45,6 @@ export interface Trace {
   weights(head: Head): Promise<Weights>;
   reading: number; // layers of a live page that are not read yet
   hear(): Promise<boolean>;
-  terms(weights: Weights): Promise<boolean>;
 }
 
 // Where parts come from: a file, a server, a notebook's kernel. Null where there is no part of that name.
@@ -57,6 +56,7 @@ export interface Source {
 
 // Everything a pane may ask about one head.
 export interface Weights {
+  name: string; // layer.head
   n: number;
   causal: boolean;
   floor: number;
