@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-from clearhead.page.shell import DATA, MODULES, shell, static
+from clearhead.page.shell import DATA, MODULES, script, shell, static
 
 KINDS = "(?:async )?(?:const|let|function|class)"
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
@@ -27,6 +27,13 @@ def test_every_module_stands_after_those_it_imports():
                 exported = rf"^export {KINDS} {re.escape(name)}(?![\w$])"
                 assert re.search(exported, static(source), re.MULTILINE), f"{source} does not export {name}"
         seen.add(module)
+
+
+def test_no_string_spans_lines_so_that_comments_and_indentation_can_go():
+    for module in MODULES:
+        for number, line in enumerate(static(module).splitlines(), 1):
+            assert line.count("`") % 2 == 0, (module, number)
+    assert not re.search(r"^[ \t]*//|^[ \t]+\S", script(), re.MULTILINE)
 
 
 def test_every_import_is_used():
