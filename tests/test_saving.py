@@ -244,6 +244,13 @@ def test_writing_is_all_or_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert list(folder.parent.iterdir()) == []
 
 
+def test_a_recording_has_the_rights_of_any_new_file(folder: Path) -> None:
+    save_folder(folder, {}, [{"map": SoftmaxMap(Q, K)}])
+    folder.with_name("file").touch()
+    expected = folder.with_name("file").stat().st_mode
+    assert {file.stat().st_mode for file in folder.iterdir()} == {expected}
+
+
 def test_an_empty_folder_is_taken(folder: Path) -> None:
     folder.mkdir()
     save_folder(folder, {}, [])

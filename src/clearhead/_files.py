@@ -6,9 +6,21 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["FIGURES", "write_whole"]
+__all__ = ["FIGURES", "why_no_folder", "write_whole"]
 
 FIGURES = (".svg", ".png", ".pdf")  # the endings of the files that a figure may be written to
+
+
+def why_no_folder(folder: Path) -> str | None:
+    """Why no new folder of this name can be filled; None where it can be, or is there and empty."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return None
+    if folder.exists() or folder.is_symlink():
+        return f"{folder} is there already: name a new folder for the recording, or remove it first"
+    above = folder.absolute().parent
+    if not above.is_dir():
+        return f"cannot make the folder {folder}: there is no folder {above}"
+    return None if os.access(above, os.W_OK | os.X_OK) else f"cannot write to the folder {above}: name one elsewhere"
 
 
 def write_whole(target: Path, content: str | bytes) -> None:

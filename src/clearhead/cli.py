@@ -8,9 +8,10 @@ import math
 import os
 import re
 import sys
+import threading
 import webbrowser
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
@@ -24,6 +25,7 @@ from clearhead._version import __version__
 if TYPE_CHECKING:
     from clearhead.cost import Cost
     from clearhead.page.payload import Payload
+    from clearhead.page.server import Server
     from clearhead.view import View
 
 app = typer.Typer(
@@ -72,6 +74,15 @@ def models() -> None:
         terminal.show_models(zoo.available())
 
 
+_Show = Annotated[
+    bool | None, typer.Option("--open/--no-open", help="Open the page in a browser; by default on a terminal only.")
+]
+_Port = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, max=65535, help="Of the live page; a free one if left out.", show_default=False),
+]
+
+
 @app.command()
 def look(
     text: Annotated[str | None, typer.Argument(help="The text; a short built-in one if left out.")] = None,
@@ -86,10 +97,17 @@ def look(
         Path | None, typer.Option(metavar="F", help="Draw all heads into F: .svg, .png, .pdf; no page unless --save.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the heads as JSON; no page unless --save.")] = False,
-    show: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Open the page in a browser; by default on a terminal only."),
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-recording", metavar="DIR", help="Keep all in a new folder, for serve; no page unless --save."
+        ),
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the page live, as serve does; no file unless --save.")
+    ] = False,
+    port: _Port = 0,
+    show: _Show = None,
     layers: Annotated[
         str | None, typer.Option(metavar="N,N-N", help="Only these layers, from 0, such as 0,3-5.")
     ] = None,
@@ -103,27 +121,64 @@ def look(
     """
     from clearhead import terminal
 
-    with _clear_errors():
+    with _clear_errors(), ExitStack() as stack:
         chosen = _text(text, file)
         numbers = _layer_numbers(layers)
-        target = _target(save, model, chosen, wanted=save is not None or not (as_json or figure))
+        target = _target(save, model, chosen, wanted=save is not None or not (as_json or figure or recording or live))
         _check_figure(figure)
-        limit = _budget(budget)
+        _check_recording(recording)
+        limit, say = _budget(budget), sys.stderr if as_json else sys.stdout
         with terminal.progress() as report:
+            server = stack.enter_context(_server(port, report)) if live else None
             view = _view(model, chosen, numbers, report)
+            if not live or target or figure or recording or as_json:
+                view.heads()  # computed here, where progress is shown; a live page hears of them one by one
             page = None if target is None else _page(view, limit, report)
             if figure is not None:
                 _draw(view, figure, report)
+            if recording is not None:
+                _keep(view, recording, report)
         if as_json:
             print(json.dumps(_as_json(view), allow_nan=False))
-        else:
+        elif not live:
             terminal.show_view(view)
         if page is not None and target is not None:
-            _write(page, target, say=sys.stderr if as_json else sys.stdout)
-            if _should_open(show):
+            _write(page, target, say=say)
+            if _should_open(show) and not live:
                 webbrowser.open(target.resolve().as_uri())
-        if figure is not None:
-            print(f"Wrote {plain(str(figure))}", file=sys.stderr if as_json else sys.stdout)
+        for made in filter(None, (figure, recording)):
+            print(f"Wrote {plain(str(made))}", file=say)
+        if server is not None:
+            _serve(server, [view], show, say=say)
+
+
+@app.command()
+def serve(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="WHAT...", help="Folders of look --save-recording, or models.")
+    ],
+    text: Annotated[
+        str | None, typer.Option(metavar="T", help="What models read; a short built-in text if left out.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="F", help="Read the text from file F, or from stdin for -.")
+    ] = None,
+    port: _Port = 0,
+    show: _Show = None,
+) -> None:
+    """Show recordings, or models on a text, as a live page.
+
+    Nothing is left out, however long the text: what the page shows is computed when it is shown. Only this computer can
+    open it, by the address that is printed. Ctrl-C ends it.
+    """
+    from clearhead import terminal
+
+    with _clear_errors(), ExitStack() as stack:
+        chosen = _text(text, file)
+        with terminal.progress() as report:
+            server = stack.enter_context(_server(port, report))
+            views = [_opened(source, chosen, report) for source in sources]
+        _serve(server, views, show, say=sys.stdout)
 
 
 _LearnersFolder = Annotated[Path | None, typer.Option("--folder", metavar="F", help="The lesson's folder.")]
@@ -307,6 +362,70 @@ def _target(save: Path | None, model: str, text: str, *, wanted: bool) -> Path |
     return target
 
 
+def _check_recording(folder: Path | None) -> None:
+    """Refuse a folder that could not be written, before the model is loaded."""
+    if folder is None:
+        return
+    from clearhead._files import why_no_folder
+
+    why = why_no_folder(folder)
+    if why is not None:
+        _stop(f"--save-recording: {why}")
+
+
+def _keep(view: View, folder: Path, report: Progress) -> None:
+    report("recording", 0, 1)
+    try:
+        view.save_recording(folder.absolute())  # as it is: "~" is a letter here
+    except ImportError as error:
+        _stop(str(error))
+
+
+def _server(port: int, report: Progress) -> Server:
+    """The port is taken before anything is loaded."""
+    report("import", 0, 1)
+    try:
+        from clearhead.page.server import Server
+    except ImportError as error:
+        _stop(str(error))
+    return Server(port=port)
+
+
+def _opened(source: str, text: str, report: Progress) -> View:
+    from clearhead.errors import ModelError
+    from clearhead.saving import is_recording
+    from clearhead.view import View
+
+    if is_recording(Path(source)):
+        return View.open(Path(source).absolute())
+    try:
+        return _view(source, text, None, report)
+    except ModelError as error:
+        _stop(f"{str(error).rstrip('.')}. Nor is there a recording in a folder of that name.")
+
+
+def _serve(server: Server, views: Sequence[View], show: bool | None, *, say: TextIO) -> None:
+    """Until Ctrl-C. Heads that were not read yet are read meanwhile."""
+    for view in views:
+        print(f"{plain(view.name)}: {server.show(view.answers())}", file=say, flush=True)
+    print("Ctrl-C ends it.", file=say, flush=True)
+    threading.Thread(target=_read, args=(views,), daemon=True).start()
+    if _should_open(show):
+        webbrowser.open(server.url)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        print("Stopped.", file=say)
+
+
+def _read(views: Sequence[View]) -> None:
+    from clearhead.errors import ModelError
+
+    for view in views:
+        with suppress(ModelError):  # the page says it
+            view.heads()
+
+
 def _check_figure(figure: Path | None) -> None:
     """Refuse a figure that could not be drawn or written, before the model is loaded."""
     if figure is None:
@@ -359,7 +478,6 @@ def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> 
     _return_freed_blocks(16 << 20)  # the tiles of a pass, 8 MB each, are made again and again
     if len(view.tokens) < 2:
         _stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
-    view.heads()  # computed here, where progress is shown
     return view
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead import scores
+from clearhead._files import why_no_folder
 from clearhead._version import __version__
 from clearhead._watch import Watched
 from clearhead.errors import RecordingError
@@ -28,7 +29,7 @@ from clearhead.maps.base import Selection, Uniform
 from clearhead.maps.composed import OneSequence, _Part
 from clearhead.masks import Band, Both, positions, rule, sequences, sparse
 
-__all__ = ["FORMAT", "check_target", "is_recording", "load_folder", "save_folder"]
+__all__ = ["FORMAT", "is_recording", "load_folder", "save_folder"]
 
 FORMAT = 1  # to be raised with every change of what the classes below hold: a test knows the names
 _INDEX = "recording.json"
@@ -49,23 +50,15 @@ _CLASSES: dict[str, type] = {
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def check_target(folder: Path) -> None:
-    """Raise RecordingError unless a folder of this name can be made, or is there and empty."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.exists() or folder.is_symlink():
-        raise RecordingError(f"{folder} is there already: name a new folder for the recording, or remove it first.")
-    if not folder.absolute().parent.is_dir():
-        raise RecordingError(f"cannot make the folder {folder}: there is no folder {folder.absolute().parent}.")
-
-
 def save_folder(folder: Path, facts: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> None:
     """Write facts, and one mapping a layer: of numbers, text, tensors, arrays, maps, and lists and dicts of them.
 
     Raises RecordingError where something in it cannot be written, or the folder is there already; OSError.
     Cost: what is written, and memory for one tensor that is not contiguous.
     """
-    check_target(folder)
+    why = why_no_folder(folder)
+    if why is not None:
+        raise RecordingError(f"{why}.")
     part = folder.absolute().parent / f".clearhead-{secrets.token_hex(8)}"
     part.mkdir()
     try:
@@ -89,6 +82,8 @@ def _write(folder: Path, facts: Mapping[str, Any], layers: Sequence[Mapping[str,
     }
     text = json.dumps(told, allow_nan=False, separators=(",", ":"))
     (folder / _INDEX).write_text(text, encoding="ascii", newline="")
+    for name in writer.files:  # which safetensors lets nobody else read
+        shutil.copymode(folder / _INDEX, folder / name)
 
 
 class _Writer:

@@ -37,6 +37,7 @@ _STAGES = {
     "model": "Running the model",
     "heads": "Reading the heads",
     "page": "Making the page",
+    "recording": "Writing the recording",
     "figure": "Drawing the heads",
 }
 _COUNTED = ("heads",)  # stages that tell how far they are; the others only begin and end

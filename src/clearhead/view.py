@@ -275,7 +275,12 @@ class View:
             if not self._scores:
                 self._report("heads", 0, total)
             for n in range(len(self._scores), total):
-                self._read(n)
+                try:
+                    self._read(n)
+                except ModelError as error:
+                    for answers in self._live:
+                        answers.fail(str(error))
+                    raise
                 for answers in self._live:
                     answers.learn(self._live_layer(n), self._heads_of(n))
                 self._report("heads", n + 1, total)
@@ -309,7 +314,7 @@ class View:
             one = attn[0]
             exact = {"q": one.q, "k": one.k, "v": one.v, "scale": attn.scale}
             exact["lse"] = one.lse if n < len(self._scores) else _LseOfHeads(one)
-            exact["terms"] = lambda h: self._terms_of(n, attn).pack(h)
+            exact["terms"] = lambda *at: self._terms_of(n, attn).pack(*at)
         if n >= len(self._scores):
             return LayerData(self.layers[n], *_nothing_read(attn), _is_causal(attn), [0], **exact)
         strong, sinks = self._strong[n], self._scores[n].sinks

@@ -36,7 +36,9 @@ class Running:
     """A server in a thread of its own."""
 
     def __init__(self, *views: View) -> None:
-        self.server = Server([view.answers() for view in views])
+        self.server = Server()
+        for view in views:
+            self.server.show(view.answers())
         self.port, self.url = self.server.port, self.server.url
         self.token = self.url.split("/")[3]
         self._thread = threading.Thread(target=self.server.run, daemon=True)
@@ -111,9 +113,8 @@ def test_a_part_is_what_python_answers(live: Running, view: View) -> None:
 def test_the_address_is_this_computer_alone(live: Running) -> None:
     assert re.fullmatch(rf"http://127\.0\.0\.1:{live.port}/[\w-]{{22}}/0/", live.url)
     assert live.server._socket.getsockname()[0] == "127.0.0.1"
-    other = Server([])
-    other.close()
-    assert other.url.split("/")[3] != live.token
+    with Server() as other:
+        assert other.url.split("/")[3] != live.token
 
 
 # --- who is turned away -------------------------------------------------------------------------------------------
@@ -238,17 +239,17 @@ def test_a_port_in_use() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(RecordingError, match=rf"cannot use port {port} of 127\.0\.0\.1: Address already in use"):
-            Server([], port=port)
+            Server(port=port)
     with pytest.raises(RecordingError, match="cannot use port 99999"):
-        Server([], port=99999)
+        Server(port=99999)
 
 
 def test_a_port_is_free_again_after_the_server(view: View) -> None:
     first = Running(view)
     assert first.ask("/{token}/0/")[0] == 200
     first.stop()
-    again = Server([view.answers()], port=first.port)
-    again.close()
+    with Server(port=first.port) as again:
+        assert again.port == first.port
 
 
 def test_a_browser_that_closes_in_the_middle(live: Running, capfd: pytest.CaptureFixture[str]) -> None:

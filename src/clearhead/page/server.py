@@ -1,7 +1,7 @@
 """The page served live, to this computer alone: what a file has no room for is computed when it is asked for.
 
-    server = Server([view.answers()])      # a free port of 127.0.0.1, bound at once
-    print(server.url)                      # http://127.0.0.1:51234/8ZTq…/0/
+    server = Server()                      # a free port of 127.0.0.1, taken at once
+    server.show(view.answers())            # http://127.0.0.1:51234/8ZTq…/0/
     server.run()                           # until Ctrl-C, or server.stop() in another thread
 
 Who knows the address may read the text and its numbers, nobody else: it has a random token in it, names of other hosts
@@ -65,17 +65,16 @@ _FILES: dict[str, tuple[str, Callable[[], str]]] = {
 class Server:
     """A page for each of some views, on a port of this computer.
 
-    Args: answers: what each page asks. port: 0 for a free one.
+    Args: port: 0 for a free one. A context manager, which gives the port back.
     Raises RecordingError where the port is taken or may not be used.
     """
 
-    def __init__(self, answers: Sequence[Answers], *, port: int = 0) -> None:
+    def __init__(self, *, port: int = 0) -> None:
         self._socket = _bound(port)
         self.port: int = self._socket.getsockname()[1]
-        self._token = secrets.token_urlsafe(16)
-        app = _App(answers, self._token, self.port).starlette()
+        self._token, self._pages = secrets.token_urlsafe(16), list[Answers]()
         config = uvicorn.Config(
-            app,
+            _App(self._pages, self._token, self.port).starlette(),
             http=_Impatient,
             ws="none",
             lifespan="off",
@@ -89,9 +88,14 @@ class Server:
         )
         self._server = uvicorn.Server(config)
 
+    def show(self, answers: Answers) -> str:
+        """One more page, which asks these: its address."""
+        self._pages.append(answers)
+        return f"http://{HOST}:{self.port}/{self._token}/{len(self._pages) - 1}/"
+
     @property
     def url(self) -> str:
-        """The address of the first page; the others have their number in the place of 0."""
+        """The address of the first page."""
         return f"http://{HOST}:{self.port}/{self._token}/0/"
 
     def run(self) -> None:
@@ -102,8 +106,11 @@ class Server:
         """End `run`, from any thread."""
         self._server.should_exit = True
 
-    def close(self) -> None:
-        """Give the port back without having run."""
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give the port back, whether it was answered on or not."""
         self._socket.close()
 
 
