@@ -40,7 +40,7 @@ from clearhead.page.payload import LayerData, Payload, build, page_facts, thumbn
 from clearhead.page.peaks import Peaks, peaks_side
 from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, level_of
 from clearhead.page.terms import Terms
-from clearhead.projections import Projection, Watch, find, rows_of, sequence_of
+from clearhead.projections import Projection, Watch, find, is_sequence, rows_of
 from clearhead.recording import record
 from clearhead.saving import load_folder, save_folder
 from clearhead.tokens import encode
@@ -124,6 +124,7 @@ def look(
         model(*(tensor.to(there) for tensor in args), **moved, **_frugal(model))
     report("model", 1, 1)
     maps = [_one_sequence(attn, len(tokens)) for attn in recording]
+    watch.keep_only(recording.paths)
     finders = [partial(find, model=model, watch=watch, path=path) for path in recording.paths]
     return View(maps, list(recording.layers), list(tokens), ids.cpu(), name or _name(model), report, finders)
 
@@ -133,7 +134,7 @@ class View:
 
     Attributes: maps (one a layer, (1, H, T, T)), layers (their numbers), tokens (pieces of the text), name.
 
-    A view keeps the model, and up to 128 MB of its layers' inputs: the page shows how q comes of them.
+    A view keeps the model, and up to 150 MB of its layers' inputs: the page shows how q comes of them.
     """
 
     def __init__(
@@ -370,8 +371,8 @@ def _attended(layer: nn.Module, attend: Any, x: Tensor) -> tuple[AttentionMap, F
     attn = _as_heads(result[1])
     if attn.shape[0] != 1 or attn.shape[-2:] != (x.shape[-2], x.shape[-2]):
         raise ModelError(f"{call} returned {result[1]!r}: expected the weights of {x.shape[-2]} queries and keys.")
-    out = sequence_of(result[0], x.shape[-2])
-    given, returned = x.detach().reshape(x.shape[-2:]), None if out is None else rows_of(out)
+    given, out = x.detach().reshape(x.shape[-2:]), result[0]
+    returned = rows_of(out.reshape(out.shape[-2:])) if is_sequence(out, len(given)) else None
     return attn, partial(find, model=layer, watch=watch, path="", x=given, out=returned)
 
 

@@ -143,7 +143,7 @@ def test_what_is_not_known_is_said_on_the_page(show: Show) -> None:
     class Normed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             q = nn.functional.normalize(x, dim=-1)
-            return nn.functional.scaled_dot_product_attention(q, q, x)
+            return nn.functional.scaled_dot_product_attention(q, q, x) ** 2
 
     opened = show(render(clearhead.look(Normed(), X, tokens=SIX).page()))
     assert opened.text("[data-step=project]").endswith("no matrix of this layer gives its queries of its input alone.")

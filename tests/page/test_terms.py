@@ -138,7 +138,7 @@ def test_what_is_not_known_is_said() -> None:
     class Normed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             q = nn.functional.normalize(x, dim=-1)
-            return nn.functional.scaled_dot_product_attention(q, q, x)
+            return nn.functional.scaled_dot_product_attention(q, q, x) ** 2
 
     _, facts, numbers = whole_layer(Normed())
     assert facts["project"] == {"why": "no matrix of this layer gives its queries of its input alone"}

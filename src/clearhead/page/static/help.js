@@ -31,9 +31,12 @@ const KEYS = {
   ],
 };
 const MOUSE =
-  "Click a token to make it the query; click it again to let the query follow the pointer. Shift-click or a long press picks the key. In the matrix a click picks query and key at once. In the legend a click shows one role, shift-click adds another.";
+  "Click a token to make it the query; click it again to let the query follow the pointer. Shift-click or a long press picks the key. In the matrix a click picks query and key at once; scroll or pinch to zoom, drag to move, double-click for single cells. In the legend a click shows one role, shift-click adds another.";
 const SCORES =
   "Each score is the mean share of attention that follows the pattern, over the tokens where it could; the thin mark is what a head would get that spreads evenly over all it may see. A sink is a token that collects attention whatever the query. Attention shows where a head looks, not what the model needs. Layers and heads count from 0. Entropy is in nats.";
+
+const DERIVATION =
+  "“Looks at” is the weight α. “Gets from” is α (v·z) / |z|², the part of the head’s output z that a key brings: these add up to 100%, and may be negative. q and k are those that the model compares, after any turn by position. Every step can be followed with the numbers shown.";
 
 function keyList(title, entries) {
   const list = el("dl");
@@ -65,6 +68,7 @@ export function openHelp() {
       ...Object.entries(KEYS).map(([title, entries]) => keyList(title, entries)),
       part("With a mouse or a finger", el("p", {}, MOUSE)),
       part("Roles", el("div", { class: "roles" }, ...roles), el("p", { class: "mute" }, SCORES)),
+      part("Derivation", el("p", {}, DERIVATION)),
       part("This file", el("p", {}, view.trace.notes.join(" "))),
       el(
         "div",
