@@ -77,7 +77,8 @@ def shell() -> str:
 @cache
 def live_shell() -> str:
     """The page that asks a server for its script, its style and its numbers."""
-    page = static("index.html").replace("<!-- policy -->", '<meta name="source" content="live">')
+    head = '<meta name="source" content="live">\n<link rel="preload" href="part/facts?" as="fetch" crossorigin>'
+    page = static("index.html").replace("<!-- policy -->", head)
     return page.replace(_MAIN, '<script type="module" src="page.js"></script>')
 
 

@@ -5,7 +5,7 @@ import { view } from "./state.js";
 import { blockOf, breaks } from "./words.js";
 
 const LONG = 512, // more tokens are set smaller, and scroll
-  WHOLE = 20_000, // more tokens are not built at once
+  WHOLE = 4_000, // more tokens are not built at once
   BLOCK = 400, // tokens of a block, where not all are built
   NEAR = 1.5, // windows above and below that are built
   KEPT = 60; // blocks that stay built when the window moves on
