@@ -262,7 +262,7 @@ class View:
         page = html.escape(render(self.page()), quote=True)
         return (
             f'<iframe title="clearhead: {html.escape(self.name, quote=True)}" srcdoc="{page}"'
-            ' style="width:100%;height:640px;border:0" sandbox="allow-scripts"></iframe>'
+            ' style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads"></iframe>'
         )
 
     def __repr__(self) -> str:
