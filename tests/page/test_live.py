@@ -235,6 +235,21 @@ def test_layers_are_heard_of_as_they_are_read(visit: Callable[..., Opened]):
     )
 
 
+def test_pages_lead_to_one_another(plain: View, biased: View, browser: Any):
+    running = Running(plain, biased)
+    page = browser.new_context().new_page()
+    try:
+        page.goto(running.url)
+        page.wait_for_selector("body[data-ready]")
+        page.select_option("#pages", "1")
+        page.wait_for_url("**/1/**")
+        page.wait_for_selector("body[data-ready]")
+        assert page.evaluate("document.querySelector('#pages').value") == "1"
+    finally:
+        page.context.close()
+        running.stop()
+
+
 def test_a_server_that_stopped_is_told(plain: View, browser: Any):
     running = Running(plain)
     page = browser.new_context().new_page()

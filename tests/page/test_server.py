@@ -107,7 +107,9 @@ def test_a_part_is_what_python_answers(live: Running, view: View) -> None:
     status, headers, body = live.ask("/{token}/0/part/tile.0.1?rows=0-90&keys=0-90&side=1&of=max")
     assert (status, headers["content-type"]) == (200, "application/octet-stream")
     assert np.allclose(np.frombuffer(body, "<f4").reshape(N, N), view.maps[0].to_dense()[0, 1], atol=1e-6)
-    assert json.loads(live.ask("/{token}/1/part/facts")[2])["name"] == "a layer"
+    facts = json.loads(live.ask("/{token}/1/part/facts")[2])
+    assert (facts["name"], facts["page"]) == ("a layer", 1)
+    assert facts["pages"] == ["a layer: the keeper lit the lamp and wrote in the…"] * 2
 
 
 def test_the_address_is_this_computer_alone(live: Running) -> None:

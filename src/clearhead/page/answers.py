@@ -76,6 +76,7 @@ class Answers:
         self._unread = sum(layer.peaks is None for layer in layers)
         self._news: list[dict[str, Any]] = []
         self._failed: str | None = None
+        self._beside: tuple[Sequence[Answers], int] = (), 0
         self._kept = _Kept(CACHE)
 
     def learn(self, layer: LiveLayer, heads: Sequence[HeadLike]) -> None:
@@ -94,6 +95,16 @@ class Answers:
     def fail(self, sentence: str) -> None:
         """The layers that are left cannot be read; the page says why."""
         self._failed = sentence
+
+    @property
+    def title(self) -> str:
+        """The model and how the text begins, to choose a page by."""
+        text = " ".join("".join(self._facts["tokens"][:50]).split())
+        return f"{self._facts['name']}: {text[:40].rstrip()}" + ("…" if len(text) > 40 else "")
+
+    def stand_beside(self, pages: Sequence[Answers], n: int) -> None:
+        """It is the n-th of these pages, which lead to one another."""
+        self._beside = pages, n
 
     def part(self, name: str, query: Query | None = None) -> bytes:
         """The bytes of a part. Raises UnknownPart; ShapeError for a query that asks for what is not there, or too much.
@@ -114,7 +125,9 @@ class Answers:
         return self._kept.get(key, lambda: _OF_HEAD[kind](layer, h, given))
 
     def _tell_facts(self, query: Query) -> bytes:
-        return _json({**self._facts, "live": True, "reading": self._unread})
+        pages, n = self._beside
+        beside = {"pages": [page.title for page in pages], "page": n} if len(pages) > 1 else {}
+        return _json({**self._facts, "live": True, "reading": self._unread, **beside})
 
     def _tell_thumbs(self, query: Query) -> bytes:
         return b"".join(layer.data.thumbs.tobytes() for layer in self._layers.values())

@@ -90,6 +90,7 @@ class Server:
 
     def show(self, answers: Answers) -> str:
         """One more page, which asks these: its address."""
+        answers.stand_beside(self._pages, len(self._pages))
         self._pages.append(answers)
         return f"http://{HOST}:{self.port}/{self._token}/{len(self._pages) - 1}/"
 

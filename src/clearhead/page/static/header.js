@@ -23,10 +23,23 @@ function memory(trace) {
   return el("span", { class: "memory num", title }, bars, words);
 }
 
+// The other pages of the same server.
+/** @param {import("./types").Trace} trace */
+function pageChoice({ pages, page }) {
+  if (!pages) return null;
+  const choice = el(
+    "select",
+    { id: "pages", "aria-label": "Another text or model" },
+    ...pages.map((title, n) => el("option", { value: n, selected: n === page }, title)),
+  );
+  choice.addEventListener("change", () => (location.href = `../${choice.value}/`));
+  return choice;
+}
+
 export function drawHeader() {
   const { trace } = view;
   document.title = `clearhead: ${trace.name}`;
-  $("#facts").replaceChildren(
+  const parts = [
     el("b", {}, trace.name),
     fact("num not-small", el("b", {}, grouped(trace.n)), trace.n === 1 ? " token" : " tokens"),
     fact(
@@ -35,5 +48,7 @@ export function drawHeader() {
     ),
     trace.causal ? "" : fact("not-medium", "reads both ways"),
     memory(trace),
-  );
+    pageChoice(trace),
+  ];
+  $("#facts").replaceChildren(...parts.filter((part) => part != null));
 }

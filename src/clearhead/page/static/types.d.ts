@@ -43,6 +43,8 @@ export interface Trace {
   find(layer: number, head: number): Head;
   readThumbs(): Promise<void>;
   weights(head: Head): Promise<Weights>;
+  pages?: string[]; // of one server, with the number of this one among them
+  page?: number;
   reading: number; // layers of a live page that are not read yet
   hear(): Promise<boolean>;
 }
