@@ -155,7 +155,8 @@ class View:
         self._strong: list[StrongWeights] = []
         self._peaks: list[Any] = []
         self._side = 0  # queries and keys a block of the peaks, once there are any
-        self._live, self._reading = WeakSet[Answers](), threading.RLock()
+        self._live = WeakSet[Answers]()
+        self._reading, self._telling = threading.RLock(), threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -208,25 +209,19 @@ class View:
     def answers(self) -> Answers:
         """What a live page asks for. Layers that are not read yet follow as `heads()` reads them."""
         numbers = range(len(self.maps))
-        live = [self._live_layer(n) for n in numbers]
-        heads = [head for n in numbers for head in self._heads_of(n)]
-        notes = ["Every weight is exact, computed when it is asked for."]
-        told = {"threshold": THRESHOLD, "massHeld": 1.0, "notes": notes, "exact": len(heads)}
-        facts = self._page_facts([layer.data for layer in live], heads)
-        answers = Answers(facts | told, live)
-        self._live.add(answers)
+        with self._telling:  # a layer that is read meanwhile is told of, or in it
+            live = [self._live_layer(n) for n in numbers]
+            heads = [head for n in numbers for head in self._heads_of(n)]
+            notes = ["Every weight is exact, computed when it is asked for."]
+            told = {"threshold": THRESHOLD, "massHeld": 1.0, "notes": notes, "exact": len(heads)}
+            facts = page_facts([layer.data for layer in live], self.tokens, heads, **self._about())
+            answers = Answers(facts | told, live)
+            self._live.add(answers)
         return answers
 
-    def _page_facts(self, layers: list[LayerData], heads: Sequence[Head]) -> dict[str, Any]:
-        return page_facts(
-            layers,
-            self.tokens,
-            heads,
-            name=self.name,
-            kv_heads=_kv_heads(self.maps[0]),
-            nbytes=self.nbytes,
-            dense_nbytes=self.dense_nbytes,
-        )
+    def _about(self) -> dict[str, Any]:
+        sizes = {"nbytes": self.nbytes, "dense_nbytes": self.dense_nbytes}
+        return {"name": self.name, "kv_heads": _kv_heads(self.maps[0]), **sizes}
 
     def _live_layer(self, n: int) -> LiveLayer:
         peaks, side = (self._peaks[n], self._side) if n < len(self._scores) else (None, 1)
@@ -241,16 +236,8 @@ class View:
     def page(self, *, budget: int | None = None) -> Payload:
         """The page's data, encoded to fit `budget` bytes (2, 10 or 25 MB up to 128, 512 or more tokens)."""
         heads = self.heads()
-        return build(
-            [self._layer_data(n) for n in range(len(self.maps))],
-            self.tokens,
-            heads,
-            name=self.name,
-            kv_heads=_kv_heads(self.maps[0]),
-            nbytes=self.nbytes,
-            dense_nbytes=self.dense_nbytes,
-            budget=budget,
-        )
+        layers = [self._layer_data(n) for n in range(len(self.maps))]
+        return build(layers, self.tokens, heads, budget=budget, **self._about())
 
     def save(self, path: str | os.PathLike[str], *, budget: int | None = None) -> Path:
         """Write the page as one HTML file that needs no network; the file appears whole or not at all."""
@@ -277,16 +264,19 @@ class View:
                 self._report("heads", 0, total)
             for n in range(len(self._scores), total):
                 try:
-                    self._read(n)
-                except ModelError as error:
-                    for answers in self._live:
-                        answers.fail(str(error))
+                    scores = self._read(n)
+                except Exception as error:
+                    with self._telling:
+                        for answers in self._live:
+                            answers.fail(str(error) or repr(error))
                     raise
-                for answers in self._live:
-                    answers.learn(self._live_layer(n), self._heads_of(n))
+                with self._telling:
+                    self._scores.append(scores)  # last: whoever finds its scores finds all of a layer
+                    for answers in self._live:
+                        answers.learn(self._live_layer(n), self._heads_of(n))
                 self._report("heads", n + 1, total)
 
-    def _read(self, n: int) -> None:
+    def _read(self, n: int) -> LayerScores:
         heads = self.maps[n][0]
         H, T, S = heads.shape
         self._side = self._side or peaks_side(T, S, _head_count(self.maps), max(PEAKS, self.nbytes // 4))
@@ -296,10 +286,9 @@ class View:
         more: tuple[Reducer, ...] = (picture, strong, peaks)
         scores = score_layer(heads, self._ids.to(heads.device), *more)
         self._check_finite(scores)
-        self._pictures.append(thumbnails(_mean_over_queries(picture.result, T)))
-        self._strong.append(strong.result())
-        self._peaks.append(peaks.result())
-        self._scores.append(scores)  # last: whoever finds its scores finds all of a layer
+        self._pictures[n:] = [thumbnails(_mean_over_queries(picture.result, T))]  # whatever a run before left there
+        self._strong[n:], self._peaks[n:] = [strong.result()], [peaks.result()]
+        return scores
 
     def _check_finite(self, scores: LayerScores) -> None:
         bad = [head.label for head in scores.heads(self.layers[len(self._scores)]) if not math.isfinite(head.entropy)]

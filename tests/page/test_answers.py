@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import clearhead
 from clearhead import ShapeError, View, masks, scores
+from clearhead import view as view_module
 from clearhead.page import answers as answers_module
 from clearhead.page.answers import Answers, UnknownPart
 from clearhead.page.encode import pack_rows
@@ -184,6 +186,38 @@ def test_what_is_not_read_yet_follows(view: View) -> None:
     assert json.loads(answers.part("heads", {"have": "1"})) == {"reading": 0, "news": [], "failed": None}
 
 
+def test_a_page_that_opens_while_a_layer_is_read_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = looked_at(mask=masks.causal())
+    reading = threading.Thread(target=late.heads)
+    whole = view_module.page_facts
+
+    def slowly(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        reading.start()
+        reading.join(0.5)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(view_module, "page_facts", slowly)
+    answers = late.answers()
+    reading.join(20)
+    told = json.loads(answers.part("heads", {"have": "0"}))
+    assert (told["reading"], len(told["news"])) == (0, 1)
+
+
+def test_whatever_ends_the_reading_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = looked_at(mask=masks.causal())
+    answers = late.answers()
+
+    def fails(*args: object) -> None:
+        raise MemoryError("no room for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(view_module, "score_layer", fails)
+        with pytest.raises(MemoryError):
+            late.heads()
+    assert json.loads(answers.part("heads", {"have": "0"}))["failed"] == "no room for it"
+    assert len(late.heads()) == HEADS  # and another run reads it
+
+
 def test_a_view_that_is_read_tells_no_news(view: View) -> None:
     assert json.loads(asked(view, "heads", have=0)) == {"reading": 0, "news": [], "failed": None}
 
@@ -255,6 +289,7 @@ def test_a_picture_of_a_million_pixels_or_of_too_many_weights(view: View, monkey
 
 def test_the_latest_answers_are_kept_and_no_more_than_fit(monkeypatch: pytest.MonkeyPatch, view: View) -> None:
     monkeypatch.setattr(answers_module, "CACHE", 8 * 4 * N)
+    monkeypatch.setattr(answers_module, "SMALLEST", 1)
     answers, made = view.answers(), []
     whole = answers_module._OF_HEAD["row"]
     monkeypatch.setitem(answers_module._OF_HEAD, "row", lambda *args: made.append(args[2]["query"]) or whole(*args))
@@ -262,6 +297,14 @@ def test_the_latest_answers_are_kept_and_no_more_than_fit(monkeypatch: pytest.Mo
         assert answers.part("row.0.0", {"query": str(n)}) == whole(answers._layers[0], 0, {"query": str(n)})
     assert made == [*map(str, range(9)), "1"]  # 0 was asked for again in between, and 1 made way for 8
     assert answers._kept._held == sum(map(len, answers._kept._answers.values())) <= 8 * 4 * N
+
+
+def test_the_questions_that_are_kept_have_a_bound_too(monkeypatch: pytest.MonkeyPatch, view: View) -> None:
+    monkeypatch.setattr(answers_module, "CACHE", 10 * answers_module.SMALLEST)
+    answers = view.answers()
+    for n in range(20):
+        answers.part("row.0.0", {"query": "1", "more": str(n) * 8000})
+    assert len(answers._kept._answers) == 10
 
 
 def test_what_would_push_out_everything_is_not_kept(monkeypatch: pytest.MonkeyPatch, view: View) -> None:

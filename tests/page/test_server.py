@@ -314,6 +314,41 @@ def test_an_answer_that_takes_too_long(view: View, monkeypatch: pytest.MonkeyPat
         running.stop()
 
 
+def test_a_second_request_that_does_not_end(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SECONDS", 0.3)
+    running = Running(view)
+    line = f"GET /{running.token}/0/part/row.0.0?query=1 HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\n\r\n".encode()
+    try:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=10) as begun:
+            begun.sendall(line)
+            assert b"200 OK" in begun.recv(10_000)
+            begun.sendall(line[:20])
+            while begun.recv(10_000):
+                pass
+    finally:
+        running.stop()
+
+
+def test_an_answer_that_nobody_takes(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is let go of, with its connection."""
+    monkeypatch.setattr(server_module, "SECONDS", 0.2)
+    monkeypatch.setitem(answers_module._OF_HEAD, "row", lambda *args: bytes(30_000_000))
+    running = Running(view)
+    try:
+        with socket.create_connection(("127.0.0.1", running.port)) as idle:
+            path = f"/{running.token}/0/part/row.0.0?query=1"
+            idle.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\n\r\n".encode())
+            state, end = running.server._server.server_state, time.monotonic() + 10
+            while not state.connections and time.monotonic() < end:
+                time.sleep(0.01)
+            assert state.connections
+            while state.connections and time.monotonic() < end:
+                time.sleep(0.05)
+            assert not state.connections
+    finally:
+        running.stop()
+
+
 def test_a_recording_that_vanished_under_the_page(view: View, tmp_path: Path) -> None:
     """What is mapped stays readable on a system that lets go of names only; else the page is told."""
     expected = view.answers().part("row.0.0", {"query": "50"})

@@ -42,6 +42,7 @@ __all__ = ["Answers", "LiveLayer", "UnknownPart"]
 PIXELS = 512 * 512  # that one picture may have
 WEIGHTS = 1 << 26  # that one picture may look at: 0.1 s on one core, and all of 8,192 tokens
 CACHE = 64_000_000  # bytes of answers that are kept
+SMALLEST = 10_000  # bytes that an answer counts at least: its question is kept too
 
 Query: TypeAlias = Mapping[str, str]
 
@@ -155,9 +156,9 @@ class _Kept:
         with self._lock:
             if key not in self._answers and len(made) <= self._room // 8:
                 self._answers[key] = made
-                self._held += len(made)
+                self._held += max(SMALLEST, len(made))
             while self._held > self._room:
-                self._held -= len(self._answers.popitem(last=False)[1])
+                self._held -= max(SMALLEST, len(self._answers.popitem(last=False)[1]))
         return made
 
 

@@ -42,7 +42,7 @@ __all__ = ["Server"]
 HOST = "127.0.0.1"
 REQUEST = 8_192  # bytes that a question, and a head that comes in pieces, may have
 CONNECTIONS = 64  # at a time; a browser opens six
-SECONDS = 30  # that an answer, and the head of a request, may take
+SECONDS = 30  # that a request, its answer, and taking the answer in may take each
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -202,17 +202,29 @@ def _said(status: int, sentence: str) -> Response:
 
 
 class _Impatient(H11Protocol):
-    """Closes a connection over which no whole request has come in time."""
+    """Ends a connection over which no whole request comes in time, or whose answer is not taken in time."""
+
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._patience = self.loop.call_later(SECONDS, transport.close)
+        self._allow(SECONDS)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None:
-            self._patience.cancel()
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # a whole request is here
+            self._allow(2 * SECONDS)
+
+    def on_response_complete(self) -> None:
+        self._allow(SECONDS)
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        self._allow(None)
         super().connection_lost(exc)
+
+    def _allow(self, seconds: float | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
