@@ -28,7 +28,7 @@ FLOORS = [
     ["view"],
     ["plots", "testing"],
     ["learn"],
-    ["terminal"],
+    ["arguments", "terminal"],
     ["cli"],
     ["__main__", ""],
 ]
