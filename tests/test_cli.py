@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -494,8 +494,8 @@ def served(tiny: Path, empty_cache: Path) -> Callable[..., subprocess.Popen[str]
     """Start a command that serves, in a process of its own."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "clearhead", *arguments]
+    def run(*arguments: str, how: Sequence[str] = ("-m", "clearhead")) -> subprocess.Popen[str]:
+        command = [sys.executable, *how, *arguments]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **pipes))
         return started[-1]
@@ -552,6 +552,26 @@ def test_look_live_reads_the_heads_while_it_is_open(tiny: Path, served: Any) -> 
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 143
+
+
+def test_it_ends_while_heads_are_read(tiny: Path, served: Any) -> None:
+    """A thread in compiled code would make the interpreter abort."""
+    pytest.importorskip("uvicorn")
+    code = (
+        "from clearhead import cli, __main__\n"
+        "import torch\n"
+        "x = torch.randn(200, 200)\n"
+        "cli._read = lambda views: [x @ x for _ in iter(int, 1)]\n"
+        "__main__.main()\n"
+    )
+    process = served("look", TEXT, "--model", str(tiny), "--live", "--no-open", how=("-c", code))
+    url = address(process)
+    assert process.stdout.readline() == "Ctrl-C ends it.\n"
+    urllib.request.urlopen(url, timeout=20).close()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "Stopped.\n")
+    assert "terminate" not in err
 
 
 @pytest.mark.full

@@ -320,13 +320,21 @@ def _serve(server: Server, views: Sequence[View], show: bool | None, *, say: Tex
     for view in views:
         print(f"{plain(view.name)}: {server.show(view.answers())}", file=say, flush=True)
     print("Ctrl-C ends it.", file=say, flush=True)
-    threading.Thread(target=_read, args=(views,), daemon=True).start()
+    reader = threading.Thread(target=_read, args=(views,), daemon=True)
+    reader.start()
     if _should_open(show):
         webbrowser.open(server.url)
+    code: Any = 0
     try:
         server.run()
     except KeyboardInterrupt:
         print("Stopped.", file=say)
+    except SystemExit as end:
+        code = end.code
+    if reader.is_alive():  # in compiled code, which the interpreter cannot end without an abort
+        sys.stdout.flush()
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 def _read(views: Sequence[View]) -> None:

@@ -181,7 +181,7 @@ class _Room(NamedTuple):
     """A worker's room for one block: the same for all heads."""
 
     queries: Tensor  # (rows, heads, D)
-    products: list[tuple[Tensor, Tensor]]  # some keys, and where their product with the queries goes
+    products: list[tuple[Tensor, Tensor, Tensor]]  # what is multiplied, and where the product goes
     block: Any  # the scores, and what is hidden of them where that is the same for all heads
 
 
@@ -212,12 +212,9 @@ class _Share:
     def _look(self, part: Part, queries: Tensor, b: int, first: int, layout: Layout) -> None:
         work, start = self.work, layout.rows.start
         room = self._rooms.get(start) or self._room(layout, part)
-        some = queries[layout.rows]
-        if work.heads > 1 or some.dtype is not torch.float32:
-            some = room.queries.copy_(some)
-        some = some.view(-1, work.D) if work.heads > 1 else some[:, 0]
-        for keys, out in room.products:
-            torch.mm(some, keys, out=out)
+        room.queries.copy_(queries[layout.rows])
+        for left, right, out in room.products:
+            torch.mm(left, right, out=out)
         if work.source.is_moved:
             self._move(part, layout, room)
         block = room.block
@@ -228,21 +225,21 @@ class _Share:
     def _room(self, layout: Layout, part: Part) -> _Room:
         """Made once a layout: slices of tensors take longer than one would think."""
         n = layout.height * self.work.heads
-        queries = self._queries[: n * self.work.D].view(layout.height, -1, self.work.D)
+        queries = self._queries[: n * self.work.D].view(n, -1)
         scores = self._scores[: n * (layout.width + GAP)].view(n, -1)
         products = [
-            (self._keys[:, key : key + keys], scores[:, column : column + keys])
+            (queries, self._keys[:, key : key + keys], scores[:, column : column + keys])
             for column, _, key, keys in layout.runs.tolist()
         ]
         few = sum(cols.stop - cols.start for cols in layout.partly) <= REMEMBERED
         hidden = layout.hidden(part.hidden) if few and (self.work.source.is_alike or not layout.partly) else None
         block = self.work.tile.Block(scores.numpy(), layout.runs, hidden, layout.spots)
-        room = _Room(queries, products, block)
+        room = _Room(queries.view(layout.height, -1, self.work.D), products, block)
         return self._rooms.setdefault(layout.rows.start, room)
 
     def _move(self, part: Part, layout: Layout, room: _Room) -> None:
         """Soft-cap and bias."""
-        for (*_, key, keys), (_, scores) in zip(layout.runs.tolist(), room.products, strict=True):
+        for (*_, key, keys), (*_, scores) in zip(layout.runs.tolist(), room.products, strict=True):
             heads = scores.reshape(layout.height, -1, keys).transpose(0, 1)[None]  # (1, heads, rows, keys)
             heads.copy_(part.moved(heads, layout.rows, slice(key, key + keys)))
 
@@ -268,10 +265,11 @@ def _found(work: _Pass, shares: list[_Share]) -> Found | None:
     r, normaliser, total, inner, moment, most, first, itself = (torch.from_numpy(x) for x in work.rows)
     if not bool(torch.isfinite(normaliser).all()):
         return None
-    log2e, log2 = float(work.tile.LOG2E), normaliser.log2()
-    found = {"lse": (r + log2) / log2e}
+    log2e, log2 = float(work.tile.LOG2E), normaliser.double().log2()
+    lse = (r + log2) / log2e
+    found = {"lse": lse}
     if work.wanted.rows:
-        entropy = (log2.clamp(min=-1e9) * total - inner) * math.log(2)
+        entropy = (log2.clamp(min=-1e9).float() * total - inner) * math.log(2)
         to_first, to_self = ((score.double() * log2e - r).float().exp2() for score in (first, itself))
         share = normaliser.reciprocal().masked_fill(normaliser == 0, 0)
         rows = {"entropy": entropy.clamp(min=0), "moment": moment, "to_first": to_first, "to_self": to_self}
@@ -284,5 +282,5 @@ def _found(work: _Pass, shares: list[_Share]) -> Found | None:
         found["picture_sum"] = torch.from_numpy(sum(x.picture_sums for x in columns))
         found["picture_max"] = torch.from_numpy(np.maximum.reduce([x.picture_peaks for x in columns]))
     scores, keys = (torch.from_numpy(x) for x in work.best)
-    weights = torch.exp(scores - found["lse"].nan_to_num(neginf=0)[..., None])
-    return Found(best=(weights, keys), **{name: x.float() for name, x in found.items()})
+    weights = torch.exp(scores.double() - lse.masked_fill(lse == -math.inf, 0)[..., None])
+    return Found(best=(weights.float(), keys), **{name: x.float() for name, x in found.items()})
