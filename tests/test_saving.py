@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import clearhead
-from clearhead import AdditiveMap, DenseMap, LinearMap, RecordingError, SoftmaxMap, View, masks, scores
+from clearhead import AdditiveMap, DenseMap, LinearMap, RecordingError, SoftmaxMap, View, masks, saving, scores
 from clearhead.maps import AttentionMap, Stitched, average_heads
 from clearhead.maps.composed import OneSequence
 from clearhead.saving import _CLASSES, FORMAT, load_folder, save_folder
@@ -208,18 +208,36 @@ def test_a_file_of_the_right_size_with_other_content(written: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": FORMAT + 1}, "written by a newer clearhead: update this one"),
-        ({"format": "1"}, "another clearhead"),
         ({"layers": [{"dict": {"map": {"os.system": "id"}}}]}, "damaged: its parts do not fit together"),
         ({"layers": [{"dict": {"map": {"tensor": ["9.9", [1], []]}}}]}, "damaged: its parts do not fit together"),
         ({"layers": [{"dict": {"map": {"tensor": ["0.0", [7, 7], []]}}}]}, "damaged: its parts do not fit together"),
         ({"files": {"../elsewhere.safetensors": 3}}, "is missing"),
     ],
 )
-def test_an_index_that_was_changed(change: dict[str, Any], said: str, written: Path) -> None:
+def test_an_index_that_somebody_made(change: dict[str, Any], said: str, written: Path) -> None:
     index = written / "recording.json"
-    index.write_text(json.dumps(json.loads(index.read_text()) | change))
+    made = json.loads(index.read_text())
+    made["told"] |= change
+    index.write_text(json.dumps(made | {"sha256": saving._digest(made["told"])}))
     with pytest.raises(RecordingError, match=said):
+        load_folder(written)
+
+
+@pytest.mark.parametrize(("version", "said"), [(FORMAT + 1, "a newer clearhead: update this one"), ("1", "another")])
+def test_an_index_of_another_version(version: object, said: str, written: Path) -> None:
+    index = written / "recording.json"
+    index.write_text(json.dumps({"format": version, "anything": 1}))
+    with pytest.raises(
+        RecordingError, match=f"format {version!r}, this clearhead reads {FORMAT}. It was written by {said}"
+    ):
+        load_folder(written)
+
+
+def test_an_index_that_was_changed(written: Path) -> None:
+    """A number that became another would show wrong weights."""
+    index = written / "recording.json"
+    index.write_text(index.read_text().replace('"scale":', '"scale":1', 1))
+    with pytest.raises(RecordingError, match=r"damaged: recording\.json is cut short or was changed"):
         load_folder(written)
 
 

@@ -6,6 +6,7 @@ never loaded. The folder appears whole or not at all, and nothing in it is ever 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -73,17 +74,20 @@ def save_folder(folder: Path, facts: Mapping[str, Any], layers: Sequence[Mapping
 
 def _write(folder: Path, facts: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> None:
     writer = _Writer(folder)
-    told = {
-        "format": FORMAT,
-        "clearhead": __version__,
-        "facts": writer.value(facts),
-        "layers": [writer.layer(layer) for layer in layers],
-        "files": writer.files,
-    }
-    text = json.dumps(told, allow_nan=False, separators=(",", ":"))
-    (folder / _INDEX).write_text(text, encoding="ascii", newline="")
+    told = {"facts": writer.value(facts), "layers": [writer.layer(layer) for layer in layers], "files": writer.files}
+    index = {"format": FORMAT, "clearhead": __version__, "sha256": _digest(told), "told": told}
+    (folder / _INDEX).write_text(_json(index), encoding="ascii", newline="")
     for name in writer.files:  # which safetensors lets nobody else read
         shutil.copymode(folder / _INDEX, folder / name)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _digest(told: Any) -> str:
+    """What shows that an index was changed by accident; it is no signature."""
+    return hashlib.sha256(_json(told).encode("ascii")).hexdigest()
 
 
 class _Writer:
@@ -188,12 +192,15 @@ def load_folder(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _index(folder: Path) -> dict[str, Any]:
     try:
-        told = json.loads((folder / _INDEX).read_text("ascii"))
-        version = told["format"]
+        index = json.loads((folder / _INDEX).read_text("ascii"))
+        version = index["format"]
+        whole = version != FORMAT or index["sha256"] == _digest(index["told"])
     except FileNotFoundError:
         raise RecordingError(f"{folder} is no recording: there is no {_INDEX} in it.") from None
     except (ValueError, KeyError, TypeError):
-        raise _damaged(folder, f"{_INDEX} is cut short or was changed") from None
+        whole = False
+    if not whole:
+        raise _damaged(folder, f"{_INDEX} is cut short or was changed")
     if version != FORMAT:
         newer = isinstance(version, int) and version > FORMAT
         what = "a newer clearhead: update this one, or" if newer else "another clearhead:"
@@ -201,7 +208,7 @@ def _index(folder: Path) -> dict[str, Any]:
             f"the recording {folder} has format {version!r}, this clearhead reads {FORMAT}. It was written by {what}"
             " record it anew."
         )
-    return dict(told)
+    return dict(index["told"])
 
 
 def _check_file(folder: Path, name: str, nbytes: int) -> None:
