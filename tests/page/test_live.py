@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import View, masks, scores
+from clearhead import ModelError, View, masks, scores
 from clearhead.nn import MultiHeadAttention
 from clearhead.page import answers as answers_module
 
@@ -47,7 +47,9 @@ def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
     """Open the page of a view from a server. No console error, and no request to anybody else, may have come of it."""
     running, opened = [], []
 
-    def visit(view: View, hash: str = "", *, size: tuple[int, int] = (1440, 900)) -> Opened:
+    def visit(
+        view: View, hash: str = "", *, size: tuple[int, int] = (1440, 900), ready: str = "[data-ready]"
+    ) -> Opened:
         running.append(Running(view))
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme="light")
         one = Opened(context.new_page(), [], [])
@@ -56,7 +58,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
         one.page.on("pageerror", lambda error: one.complaints.append(str(error)))
         one.page.on("request", lambda request: one.requests.append(request.url))
         one.page.goto(running[-1].url + hash)
-        one.page.wait_for_selector("body[data-ready]", timeout=20_000)
+        one.page.wait_for_selector("body" + ready, timeout=20_000)
         return one
 
     yield visit
@@ -233,6 +235,39 @@ def test_layers_are_heard_of_as_they_are_read(visit: Callable[..., Opened]):
     assert opened.page.evaluate("document.querySelector('[data-head=\"0.1\"]').getAttribute('aria-label')").endswith(
         view.heads()[1].role
     )
+
+
+NOT_FINITE = {
+    "the weights of a row": {"bias": scores.DenseBias(torch.full((1, 1, 9, 9), torch.nan))},
+    "queries and keys": {"scale": 1e38},
+}
+
+
+@pytest.mark.parametrize("what", NOT_FINITE)
+def test_weights_that_are_not_finite_are_told_and_not_shown(what: str, visit: Callable[..., Opened]):
+    opened = visit(looked_at(9, **NOT_FINITE[what]), ready=".failed")
+    assert opened.text("#state").startswith("The attention of this head is not finite")
+    assert not opened.page.is_visible("main")
+
+
+def test_a_head_that_is_not_finite_is_told_when_it_is_read(visit: Callable[..., Opened]):
+    bias = torch.zeros(1, 4, 9, 9)
+    bias[:, 2] = torch.nan
+    view = looked_at(9, bias=scores.DenseBias(bias))
+    opened = visit(view, "#h=0.1")
+    with pytest.raises(ModelError):
+        view.heads()
+    opened.page.wait_for_selector("body.failed")
+    assert "the attention of L0H2" in opened.text("#state")
+    assert not opened.page.is_visible("main")
+
+
+def test_one_token_is_shown(visit: Callable[..., Opened]):
+    view = looked_at(1)
+    view.heads()
+    opened = visit(view)
+    assert "1 token" in opened.text("#facts")
+    assert opened.text("#pair > b") == "100%"
 
 
 def test_pages_lead_to_one_another(plain: View, biased: View, browser: Any):

@@ -32,8 +32,17 @@ export function joined(raw, offset, count, width, Kind) {
   return new Kind(out.buffer);
 }
 
-/** @param {Uint8Array | null} raw @returns {Float32Array} */
-const floats = (raw) => new Float32Array(raw ? raw.buffer : new ArrayBuffer(0));
+/** @template {Float32Array} T @param {T} values @returns {T} */
+function finite(values) {
+  if (!values.some(Number.isNaN)) return values;
+  throw new Fault(
+    "The attention of this head is not finite",
+    "Weights or inputs of the model hold NaN or infinity, or its scores overflow, so no numbers are shown. Find where with torch.isfinite.",
+  );
+}
+
+/** @param {Uint8Array | null} raw */
+const floats = (raw) => finite(new Float32Array(raw ? raw.buffer : new ArrayBuffer(0)));
 
 const VALUE = Float32Array.from({ length: 256 }, (_, i) => (i / 255) ** 2);
 
@@ -289,7 +298,7 @@ export class Trace {
       d,
       scale,
       q: mine.subarray(0, size),
-      lse: mine.subarray(size),
+      lse: finite(mine.subarray(size)),
       k: theirs.subarray(0, size),
       v: theirs.subarray(size),
       terms: source.live ? null : await source.part("p." + name),
