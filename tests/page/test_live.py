@@ -285,6 +285,32 @@ def test_pages_lead_to_one_another(plain: View, biased: View, browser: Any):
         running.stop()
 
 
+def test_two_pages_side_by_side_show_the_same_head(plain: View, biased: View, browser: Any):
+    running = Running(plain, biased)
+    page, complaints = browser.new_context(viewport={"width": 1440, "height": 900}).new_page(), []
+    page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+    try:
+        page.goto(running.url + "#h=0.2")
+        page.click("body[data-ready] #two-pages")
+        page.wait_for_url("**/0/beside?with=1&h=0.2")
+        left, right = (page.frame_locator("iframe").nth(n) for n in (0, 1))
+        for frame in (left, right):
+            frame.locator("body[data-ready]").wait_for()
+            assert frame.locator("#head-title").inner_text() == "Layer 0 · head 2"
+        left.locator("[data-head='0.1']").click()
+        right.locator("#head-title", has_text="head 1").wait_for()
+        right.locator("[data-head='0.3']").click()
+        left.locator("#head-title", has_text="head 3").wait_for()
+        right.locator("#pages").select_option("0")
+        right.locator("#facts", has_text="a layer").wait_for()
+        right.locator("#two-pages").click()
+        page.wait_for_url("**/#h=0.3")
+        assert complaints == []
+    finally:
+        page.context.close()
+        running.stop()
+
+
 def test_a_server_that_stopped_is_told(plain: View, browser: Any):
     running = Running(plain)
     page = browser.new_context().new_page()

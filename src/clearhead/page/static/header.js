@@ -1,6 +1,7 @@
 // The header: what was run, and what is kept of it against the dense matrices.
 import { $, bytes, clamp, el, grouped } from "./util.js";
 import { view } from "./state.js";
+import { pageChoices } from "./pages.js";
 
 const fact = (hide, ...parts) => el("span", { class: hide }, ...parts);
 
@@ -23,19 +24,6 @@ function memory(trace) {
   return el("span", { class: "memory num", title }, bars, words);
 }
 
-// The other pages of the same server.
-/** @param {import("./types").Trace} trace */
-function pageChoice({ pages, page }) {
-  if (!pages) return null;
-  const choice = el(
-    "select",
-    { id: "pages", "aria-label": "Another text or model" },
-    ...pages.map((title, n) => el("option", { value: n, selected: n === page }, title)),
-  );
-  choice.addEventListener("change", () => (location.href = `../${choice.value}/`));
-  return choice;
-}
-
 export function drawHeader() {
   const { trace } = view;
   document.title = `clearhead: ${trace.name}`;
@@ -48,7 +36,7 @@ export function drawHeader() {
     ),
     trace.causal ? "" : fact("not-medium", "reads both ways"),
     memory(trace),
-    pageChoice(trace),
+    ...pageChoices(trace),
   ];
-  $("#facts").replaceChildren(...parts.filter((part) => part != null));
+  $("#facts").replaceChildren(...parts);
 }

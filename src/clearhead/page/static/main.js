@@ -8,6 +8,7 @@ import { selectHead } from "./actions.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
 import { drawHeader } from "./header.js";
+import { followOther } from "./pages.js";
 import { startAtlas } from "./atlas.js";
 import { startChips } from "./chips.js";
 import { startSheet } from "./sheet.js";
@@ -105,6 +106,7 @@ async function start() {
   emit("layout"); // the sentence about the head takes a line or two
   follow(system);
   document.body.dataset.ready = "1";
+  followOther();
   listen();
 }
 
