@@ -101,8 +101,10 @@ class Terms:
             width, Dv = part.matrix.shape[1], part.places.shape[1]
             bias = bool(part.bias.any())
             return {"width": width, "places": _places(width), "products": _products(Dv), "bias": bias}
-        same = "out" in self.projection.same
-        return {"same": True} if same else {"why": "no matrix of this layer gives its output of its heads alone"}
+        if "out" in self.projection.same:
+            return {"same": True}
+        unseen = self.projection.x is None and self.projection.q is None  # nothing was searched
+        return {"why": self.projection.why if unseen else "no matrix of this layer gives its output of its heads alone"}
 
     # --- the numbers ----------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ function headingOf([first, ...others], word, ...more) {
 const NORM =
   '<span class="sr">length of v</span><math aria-hidden="true"><mo stretchy="false" lspace="0" rspace="0">‖</mo><mi>v</mi><mo stretchy="false" lspace="0" rspace="0">‖</mo></math>';
 
-const WIDTHS = ["", "50px", "14%", "50px", "54px", "14%", "50px"];
+const WIDTHS = ["", "50px", "14%", "50px", "54px", "14%", "60px"];
 
 // A part of z in percent: it may be negative.
 const partOf = (x) => (Math.abs(x) < 0.001 ? "<0.1%" : (100 * x).toFixed(1).replace("-", "−") + "%");
