@@ -199,8 +199,7 @@ class Opened:
         """Press a key and wait for the head that it brings, which is decoded first."""
         title = self.page.inner_text("#head-title")
         self.page.keyboard.press(key)
-        changed = "(title) => document.querySelector('#head-title').innerText !== title"
-        self.page.wait_for_function(changed, arg=title)
+        self.page.locator("#head-title", has_not_text=title).wait_for()  # its policy lets nobody evaluate text in it
 
     def settle(self) -> None:
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -55,11 +55,8 @@ def same(shown: list[Decimal], computed: Any) -> bool:
 
 def at(opened: Opened, head: int, query: int, key: int) -> None:
     opened.page.evaluate(f"location.hash = 'h=0.{head}&q={query}&k={key}&dir=from'")
-    opened.page.wait_for_function(
-        "([q, k]) => document.querySelector('[data-step=compare] .eq').textContent.replace(/\\s/g, '')"
-        ".includes(`q${q}·k${k}`)",
-        arg=[query, key],
-    )
+    compared = re.compile(rf"q\s*{query}\s*·\s*k\s*{key}")
+    opened.page.locator("[data-step=compare] .eq", has_text=compared).first.wait_for()
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def test_a_link_to_the_view_is_copied_or_pointed_at(short: Made, show: Show) -> 
         "Object.defineProperty(navigator, 'clipboard', { value: { writeText: async (x) => (window.got = x) } })"
     )
     opened.page.click("#share")
-    opened.page.wait_for_function("document.querySelector('#toast').classList.contains('on')")
+    opened.page.wait_for_selector("#toast.on")
     assert "copied" in opened.text("#toast")
     assert opened.page.evaluate("got") == opened.page.url
     assert "h=6.2&q=30&k=4" in opened.page.url
