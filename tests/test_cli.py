@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,27 @@ def test_json_with_save_writes_the_page_too(clearhead_: Any) -> None:
     assert json.loads(done.stdout)["heads"]
     assert "Wrote page.html" in done.stderr
     assert files() == ["page.html"]
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_a_figure_of_all_heads_and_no_page(clearhead_: Any, kind: str) -> None:
+    pytest.importorskip("matplotlib")
+    done = clearhead_(TEXT, "--figure", f"heads.{kind}")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == f"Wrote heads.{kind}"
+    assert "2 layers x 4 heads" in done.stdout
+    assert files() == [f"heads.{kind}"]
+    first = Path(f"heads.{kind}").read_bytes()
+    clearhead_(TEXT, "--figure", f"heads.{kind}")
+    assert Path(f"heads.{kind}").read_bytes() == first
+
+
+def test_a_figure_beside_json_and_a_page(clearhead_: Any) -> None:
+    pytest.importorskip("matplotlib")
+    done = clearhead_(TEXT, "--figure", "~heads.svg", "--json", "--save", "page.html")
+    assert json.loads(done.stdout)["heads"]
+    assert "Wrote ~heads.svg" in done.stderr
+    assert files() == ["page.html", "~heads.svg"]
 
 
 def test_only_the_layers_asked_for(clearhead_: Any) -> None:
@@ -241,6 +264,28 @@ def test_files_that_are_not_text(clearhead_: Any, content: bytes, message: str) 
 def test_a_folder_without_permission(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.os, "access", lambda path, mode: False)  # tests may run as root, who has it
     bad(clearhead_(TEXT), "cannot write to the folder", "name a file elsewhere with --save")
+
+
+def test_figures_that_cannot_be_drawn_are_refused_before_the_model_is_loaded(
+    clearhead_: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo, "load", raising(AssertionError("the model was loaded")))
+    for name in ("heads.jpg", "heads", "heads.svg.gz"):
+        bad(clearhead_(TEXT, "--figure", name), f"--figure {name}: the name of a figure ends in .svg, .png, .pdf")
+    bad(clearhead_(TEXT, "--figure", "missing/heads.svg"), "--figure missing/heads.svg: there is no folder missing")
+    Path("folder.svg").mkdir()
+    bad(clearhead_(TEXT, "--figure", "folder.svg"), "that is a folder; name a file in it")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    bad(clearhead_(TEXT, "--figure", "heads.svg"), '--figure needs matplotlib. Run: pip install "clearhead[plot]"')
+    monkeypatch.setattr(cli.os, "access", lambda path, mode: False)
+    bad(clearhead_(TEXT, "--figure", "heads.svg"), "cannot write to the folder", "elsewhere with --figure")
+
+
+def test_a_figure_that_cannot_be_written(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plots = pytest.importorskip("clearhead.plots")
+    monkeypatch.setattr(plots, "write_whole", raising(OSError(28, "No space left on device")))
+    bad(clearhead_(TEXT, "--figure", "heads.svg"), "cannot write heads.svg: No space left on device")
+    assert files() == []
 
 
 def test_texts_too_long_or_too_short_for_the_model(clearhead_: Any) -> None:
@@ -439,3 +484,155 @@ def test_an_impatient_second_interrupt_changes_nothing(tiny: Path, empty_cache: 
         rest = process.stderr.read()
     assert process.returncode == 130
     assert "Traceback" not in rest
+
+
+# -- recordings and live pages
+
+
+@pytest.fixture
+def served(tiny: Path, empty_cache: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a command that serves, in a process of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, how: Sequence[str] = ("-m", "clearhead")) -> subprocess.Popen[str]:
+        command = [sys.executable, *how, *arguments]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **pipes))
+        return started[-1]
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def address(process: subprocess.Popen[str]) -> str:
+    """Where the page is, from the first line that it prints."""
+    found = re.search(r"http://127\.0\.0\.1:\d+/[\w-]+/0/", process.stdout.readline())
+    assert found, process.communicate()
+    return found[0]
+
+
+def test_a_recording_is_kept_and_served(clearhead_: Any, served: Any) -> None:
+    pytest.importorskip("uvicorn")
+    done = clearhead_(TEXT, "--save-recording", "kept")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "Wrote kept"
+    assert "2 layers x 4 heads" in done.stdout
+    assert files() == ["kept"]
+    process = served("serve", "kept", "kept", "--no-open")
+    url = address(process)
+    assert re.search(r"http://127\.0\.0\.1:\d+/[\w-]+/1/", process.stdout.readline())
+    assert process.stdout.readline() == "Ctrl-C ends it.\n"
+    with urllib.request.urlopen(url + "part/facts", timeout=20) as answer:
+        facts = json.loads(answer.read())
+    assert ("".join(facts["tokens"]), facts["reading"], len(facts["heads"])) == (TEXT, 0, 8)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "Stopped.\n")
+    assert "Traceback" not in err
+
+
+def test_look_live_reads_the_heads_while_it_is_open(tiny: Path, served: Any) -> None:
+    pytest.importorskip("uvicorn")
+    process = served("look", TEXT, "--model", str(tiny), "--live", "--no-open")
+    url = address(process)
+    for _ in range(200):
+        with urllib.request.urlopen(url + "part/facts", timeout=20) as answer:
+            facts = json.loads(answer.read())
+        with urllib.request.urlopen(url + "part/heads?have=0", timeout=20) as answer:
+            told = json.loads(answer.read())
+        if not told["reading"]:
+            break
+        time.sleep(0.1)
+    assert told["reading"] == 0
+    assert len(told["news"]) == facts["reading"] <= 2
+    assert files() == []
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+
+
+def test_it_ends_while_heads_are_read(tiny: Path, served: Any) -> None:
+    """A thread in compiled code would make the interpreter abort."""
+    pytest.importorskip("uvicorn")
+    code = (
+        "from clearhead import cli, __main__\n"
+        "import torch\n"
+        "x = torch.randn(200, 200)\n"
+        "cli._read = lambda views: [x @ x for _ in iter(int, 1)]\n"
+        "__main__.main()\n"
+    )
+    process = served("look", TEXT, "--model", str(tiny), "--live", "--no-open", how=("-c", code))
+    url = address(process)
+    assert process.stdout.readline() == "Ctrl-C ends it.\n"
+    urllib.request.urlopen(url, timeout=20).close()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "Stopped.\n")
+    assert "terminate" not in err
+
+
+@pytest.mark.full
+def test_live_beside_json_and_a_recording(tiny: Path, served: Any) -> None:
+    pytest.importorskip("uvicorn")
+    process = served("look", TEXT, "--model", str(tiny), "--live", "--json", "--save-recording", "kept", "--no-open")
+    assert len(json.loads(process.stdout.readline())["heads"]) == 8
+    assert files() == ["kept"]
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "Nor is there a recording in a folder of that name."),
+        (["./nowhere/kept/"], "there is no such file or folder"),
+        (["folder"], "has no config.json, so it holds no model"),
+        (["damaged"], "the recording {here}/damaged is damaged: recording.json is cut short or was changed"),
+        (["damaged", "--port", "65536"], "Invalid value for '--port'"),
+        (["damaged", "--file", "nothing.txt"], "cannot read nothing.txt"),
+    ],
+)
+def test_what_cannot_be_served(arguments: list[str], said: str, empty_cache: Path) -> None:
+    pytest.importorskip("uvicorn")
+    Path("folder").mkdir()
+    Path("damaged").mkdir()
+    Path("damaged/recording.json").write_text('{"format": 1, ')
+    done = CliRunner().invoke(cli.app, ["serve", *arguments])
+    assert done.exit_code == 2
+    assert said.format(here=Path.cwd()) in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.output
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn")
+    monkeypatch.setattr(zoo, "load", lambda *args, **kwargs: pytest.fail("loaded"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = clearhead_(TEXT, "--live", "--port", str(taken.getsockname()[1]))
+    assert done.exit_code == 2
+    assert "Address already in use. Without a number, a free one is taken." in done.stderr
+
+
+def test_a_recording_is_not_written_over(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "load", lambda *args, **kwargs: pytest.fail("loaded"))
+    Path("kept").mkdir()
+    Path("kept/mine").write_text("")
+    done = clearhead_(TEXT, "--save-recording", "kept")
+    assert (done.exit_code, files()) == (2, ["kept"])
+    assert "--save-recording: kept is there already: name a new folder" in done.stderr
+    assert "there is no folder" in clearhead_(TEXT, "--save-recording", "nowhere/kept").stderr
+
+
+@pytest.mark.parametrize("command", [["look", "--live"], ["serve", "kept"]])
+def test_without_a_web_server_it_says_what_to_install(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "uvicorn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "clearhead.page.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 2
+    assert 'a live page needs uvicorn: pip install "clearhead[page]"' in done.stderr

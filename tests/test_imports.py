@@ -15,7 +15,7 @@ import clearhead
 ROOT = Path(clearhead.__file__).parent
 # From the ground up; what stands in one line does not know of each other.
 FLOORS = [
-    ["errors", "_files", "_format", "_progress", "_version", "_plain", "reference"],
+    ["errors", "_files", "_format", "_palette", "_progress", "_version", "_plain", "reference"],
     ["_checks", "_config", "_watch"],
     ["cost", "masks"],
     ["scores"],
@@ -23,12 +23,12 @@ FLOORS = [
     ["maps"],
     ["functional"],
     ["nn"],
-    ["recording", "heads", "zoo", "tokens", "projections"],
+    ["recording", "heads", "zoo", "tokens", "projections", "saving"],
     ["page"],
     ["view"],
-    ["testing"],
+    ["plots", "testing"],
     ["learn"],
-    ["terminal"],
+    ["arguments", "terminal"],
     ["cli"],
     ["__main__", ""],
 ]
@@ -109,6 +109,9 @@ OPTIONAL = [
     "typer",
     "platformdirs",
     "hypothesis",
+    "safetensors",
+    "starlette",
+    "uvicorn",
 ]
 
 

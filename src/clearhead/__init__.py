@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import cost, functional, learn, masks, nn, reference, scores, testing, zoo
+    from clearhead import cost, functional, learn, masks, nn, plots, reference, scores, testing, zoo
     from clearhead.errors import DTypeError, LessonError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
     from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, Statistics, average_heads
     from clearhead.recording import Recording, record
     from clearhead.view import View, look
 
-_MODULES = ("cost", "functional", "learn", "masks", "nn", "reference", "scores", "testing", "zoo")
+_MODULES = ("cost", "functional", "learn", "masks", "nn", "plots", "reference", "scores", "testing", "zoo")
 _HOMES = {
     "AdditiveMap": "maps",
     "AttentionMap": "maps",
@@ -61,6 +61,7 @@ __all__ = [
     "look",
     "masks",
     "nn",
+    "plots",
     "record",
     "reference",
     "scaled_dot_product_attention",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
-import re
 import sys
+import threading
 import webbrowser
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -20,10 +19,20 @@ from clearhead._format import finite, size
 from clearhead._plain import plain
 from clearhead._progress import Progress
 from clearhead._version import __version__
+from clearhead.arguments import (
+    budget_of,
+    check_figure,
+    check_recording,
+    layer_numbers,
+    stop,
+    target_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from clearhead.cost import Cost
     from clearhead.page.payload import Payload
+    from clearhead.page.server import Server
     from clearhead.view import View
 
 app = typer.Typer(
@@ -36,14 +45,6 @@ app = typer.Typer(
 )
 
 _M_MMAP_THRESHOLD = -3  # mallopt's name for it
-_LONGEST = 4_000_000  # bytes of a text: far more than the longest context that can be looked at
-DEFAULT_TEXT = (
-    "The keeper of the lighthouse at Morrow Point wrote one line in her log every evening. "
-    "The storm had not come, she wrote, and the lamp was lit. "
-    "When the storm came at last, the keeper of the lighthouse at Morrow Point wrote nothing. "
-    "Mara Quill climbed the stair, counted the ships, and lit the lamp again. "
-    "In the morning Mara Quill opened the log: the storm had come, she wrote, and the lamp was lit."
-)
 
 
 def _version(wanted: bool) -> None:
@@ -72,6 +73,15 @@ def models() -> None:
         terminal.show_models(zoo.available())
 
 
+_Show = Annotated[
+    bool | None, typer.Option("--open/--no-open", help="Open the page in a browser; by default on a terminal only.")
+]
+_Port = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, max=65535, help="Of the live page; a free one if left out.", show_default=False),
+]
+
+
 @app.command()
 def look(
     text: Annotated[str | None, typer.Argument(help="The text; a short built-in one if left out.")] = None,
@@ -82,11 +92,21 @@ def look(
         str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
     ] = "smollm2",
     save: Annotated[Path | None, typer.Option(metavar="HTML", help="Where to write the page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the heads as JSON; no page unless --save.")] = False,
-    show: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Open the page in a browser; by default on a terminal only."),
+    figure: Annotated[
+        Path | None, typer.Option(metavar="F", help="Draw all heads into F: .svg, .png, .pdf; no page unless --save.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the heads as JSON; no page unless --save.")] = False,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-recording", metavar="DIR", help="Keep all in a new folder, for serve; no page unless --save."
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the page live, as serve does; no file unless --save.")
+    ] = False,
+    port: _Port = 0,
+    show: _Show = None,
     layers: Annotated[
         str | None, typer.Option(metavar="N,N-N", help="Only these layers, from 0, such as 0,3-5.")
     ] = None,
@@ -100,22 +120,64 @@ def look(
     """
     from clearhead import terminal
 
-    with _clear_errors():
-        chosen = _text(text, file)
-        numbers = _layer_numbers(layers)
-        target = _target(save, model, chosen, wanted=save is not None or not as_json)
-        limit = _budget(budget)
+    with _clear_errors(), ExitStack() as stack:
+        chosen = text_of(text, file)
+        numbers = layer_numbers(layers)
+        target = target_of(save, model, chosen, wanted=save is not None or not (as_json or figure or recording or live))
+        check_figure(figure)
+        check_recording(recording)
+        limit, say = budget_of(budget), sys.stderr if as_json else sys.stdout
         with terminal.progress() as report:
+            server = stack.enter_context(_server(port, report)) if live else None
             view = _view(model, chosen, numbers, report)
+            if not live or target or figure or recording or as_json:
+                view.heads()  # computed here, where progress is shown; a live page hears of them one by one
             page = None if target is None else _page(view, limit, report)
+            if figure is not None:
+                _draw(view, figure, report)
+            if recording is not None:
+                _keep(view, recording, report)
         if as_json:
             print(json.dumps(_as_json(view), allow_nan=False))
-        else:
+        elif not live:
             terminal.show_view(view)
         if page is not None and target is not None:
-            _write(page, target, say=sys.stderr if as_json else sys.stdout)
-            if _should_open(show):
+            _write(page, target, say=say)
+            if _should_open(show) and not live:
                 webbrowser.open(target.resolve().as_uri())
+        for made in filter(None, (figure, recording)):
+            print(f"Wrote {plain(str(made))}", file=say)
+        if server is not None:
+            _serve(server, [view], show, say=say)
+
+
+@app.command()
+def serve(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="WHAT...", help="Folders of look --save-recording, or models.")
+    ],
+    text: Annotated[
+        str | None, typer.Option(metavar="T", help="What models read; a short built-in text if left out.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="F", help="Read the text from file F, or from stdin for -.")
+    ] = None,
+    port: _Port = 0,
+    show: _Show = None,
+) -> None:
+    """Show recordings, or models on a text, as a live page.
+
+    Nothing is left out, however long the text: what the page shows is computed when it is shown. Only this computer can
+    open it, by the address that is printed. Ctrl-C ends it.
+    """
+    from clearhead import terminal
+
+    with _clear_errors(), ExitStack() as stack:
+        chosen = text_of(text, file)
+        with terminal.progress() as report:
+            server = stack.enter_context(_server(port, report))
+            views = [_opened(source, chosen, report) for source in sources]
+        _serve(server, views, show, say=sys.stdout)
 
 
 _LearnersFolder = Annotated[Path | None, typer.Option("--folder", metavar="F", help="The lesson's folder.")]
@@ -136,7 +198,7 @@ def learn(
         if lesson is not None:
             commands.start_lesson(lesson, folder)
         elif folder is not None:
-            _stop("--folder needs the number of a lesson to write there")
+            stop("--folder needs the number of a lesson to write there")
         else:
             commands.list_lessons()
 
@@ -158,7 +220,7 @@ def check(
 
     with _clear_errors():
         if hint + solution + reset > 1:
-            _stop("give one of --hint, --solution and --reset")
+            stop("give one of --hint, --solution and --reset")
         if reset:
             commands.reset_lesson(lesson, folder)
         elif not commands.check_lesson(lesson, folder, seed=seed, hint=hint, solution=solution):
@@ -218,105 +280,69 @@ def _cost(model: str | None, given: dict[str, Any]) -> Cost:
             report("import", 0, 1)
             return from_config(zoo.config(model), **given)
     if "tokens" not in given:
-        _stop("give --tokens N, or the name of a model (see clearhead models)")
+        stop("give --tokens N, or the name of a model (see clearhead models)")
     return Cost(**given)
 
 
-def _text(text: str | None, file: str | None) -> str:
-    if text is not None and file is not None:
-        _stop("give the text either as an argument or with --file, not both")
-    if file is not None:
-        text = _decoded(file)
-    if text is None:
-        return DEFAULT_TEXT
-    if not text.strip():
-        _stop("the text is empty: there is nothing to attend to")
-    if any(0xD800 <= ord(letter) < 0xE000 for letter in text):  # bytes of an argument that were not UTF-8
-        _stop("the text is not valid UTF-8")
-    return text
-
-
-def _decoded(file: str) -> str:
-    name = "standard input" if file == "-" else file
-    if not file:
-        _stop("--file '' names no file")
-    if file == "-" and sys.stdin is None:
-        _stop("cannot read standard input: it is closed")
+def _keep(view: View, folder: Path, report: Progress) -> None:
+    report("recording", 0, 1)
     try:
-        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
-            content = source.read(_LONGEST + 1)
-    except OSError as error:
-        _stop(f"cannot read {name}: {error.strerror}")
-    if len(content) > _LONGEST:
-        _stop(f"{name} is longer than {size(_LONGEST)}, which is more than a model reads: give a part of it")
+        view.save_recording(folder.absolute())  # as it is: "~" is a letter here
+    except ImportError as error:
+        stop(str(error))
+
+
+def _server(port: int, report: Progress) -> Server:
+    """The port is taken before anything is loaded."""
+    report("import", 0, 1)
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        _stop(f"{name} is not text: byte {error.start} is not UTF-8")
-    if "\0" in text:
-        _stop(f"{name} is not text: it has a zero byte at character {text.index(chr(0))}")
-    return text
+        from clearhead.page.server import Server
+    except ImportError as error:
+        stop(str(error))
+    return Server(port=port)
 
 
-def _layer_numbers(layers: str | None) -> list[int] | None:
-    """The numbers that ``0,3-5`` means, each once, in order.
+def _opened(source: str, text: str, report: Progress) -> View:
+    from clearhead.errors import ModelError
+    from clearhead.saving import is_recording
+    from clearhead.view import View
 
-    >>> _layer_numbers("0,3-5,4")
-    [0, 3, 4, 5]
-    """
-    if layers is None:
-        return None
-    numbers: set[int] = set()
-    for part in layers.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            _stop(f"--layers {layers!r}: {part!r} is no layer or range of layers; write, for example, 0,3-5")
-        numbers.update(range(first, last + 1))
-    return sorted(numbers)
+    if is_recording(Path(source)):
+        return View.open(Path(source).absolute())
+    try:
+        return _view(source, text, None, report)
+    except ModelError as error:
+        stop(f"{str(error).rstrip('.')}. Nor is there a recording in a folder of that name.")
 
 
-def _budget(megabytes: float | None) -> int | None:
-    if megabytes is None:
-        return None
-    if not 0 < megabytes * 1e6 < math.inf:
-        _stop(f"--budget {megabytes:g}: the size of the page in MB must be above 0 and finite")
-    from clearhead.page.payload import least_nbytes
-
-    limit, least = int(megabytes * 1e6), least_nbytes()
-    if limit <= least:
-        _stop(f"--budget {megabytes:g}: the page without any data takes {size(least)}; the budget is in MB")
-    return limit
-
-
-def _target(save: Path | None, model: str, text: str, *, wanted: bool) -> Path | None:
-    """Where the page goes, checked before the model is loaded: a minute's work is not to end in an error."""
-    if not wanted:
-        return None
-    name = f"clearhead-{_slug(Path(model).stem, 24)}-{_slug(text, 40)}.html"
-    target = save if save is not None else Path(name)
-    folder = target.parent
-    if os.path.isdir(target):
-        _stop(f"--save {target}: that is a folder; name a file in it")
-    if not os.path.isdir(folder):
-        _stop(f"--save {target}: there is no folder {folder}")
-    if len(os.fsencode(target.name)) > 255:
-        _stop(f"--save {target}: the name of a file has at most 255 bytes")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        _stop(f"cannot write to the folder {folder.resolve()}: name a file elsewhere with --save")
-    return target
+def _serve(server: Server, views: Sequence[View], show: bool | None, *, say: TextIO) -> None:
+    """Until Ctrl-C. Heads that were not read yet are read meanwhile."""
+    for view in views:
+        print(f"{plain(view.name)}: {server.show(view.answers())}", file=say, flush=True)
+    print("Ctrl-C ends it.", file=say, flush=True)
+    reader = threading.Thread(target=_read, args=(views,), daemon=True)
+    reader.start()
+    if _should_open(show):
+        webbrowser.open(server.url)
+    code: Any = 0
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        print("Stopped.", file=say)
+    except SystemExit as end:
+        code = end.code
+    if reader.is_alive():  # in compiled code, which the interpreter cannot end without an abort
+        sys.stdout.flush()
+        os._exit(code)
+    raise typer.Exit(code)
 
 
-def _slug(text: str, longest: int) -> str:
-    """Whole words of the text that make a file name.
+def _read(views: Sequence[View]) -> None:
+    from clearhead.errors import ModelError
 
-    >>> _slug("The keeper of the lighthouse at Morrow Point", 24), _slug("???", 24)
-    ('the-keeper-of-the', 'text')
-    """
-    words = re.findall(r"[^\W_]+", text[:200].lower())
-    while len(words) > 1 and len("-".join(words)) > longest:
-        words.pop()
-    return "-".join(words)[:longest] or "text"
+    for view in views:
+        with suppress(ModelError):  # the page says it
+            view.heads()
 
 
 def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> View:
@@ -331,8 +357,7 @@ def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> 
     view = look(loaded, tokenizer, text, layers=layers, on_progress=report)
     _return_freed_blocks(16 << 20)  # the tiles of a pass, 8 MB each, are made again and again
     if len(view.tokens) < 2:
-        _stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
-    view.heads()  # computed here, where progress is shown
+        stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
     return view
 
 
@@ -355,12 +380,22 @@ def _check_layers(config: Any, layers: list[int] | None) -> None:
     unknown = [str(layer) for layer in layers or () if layer >= count]
     if unknown:
         there = "only layer 0" if count == 1 else f"layers 0-{count - 1}"
-        _stop(f"--layers: there is no layer {', '.join(unknown[:5])}; the model has {there}")
+        stop(f"--layers: there is no layer {', '.join(unknown[:5])}; the model has {there}")
 
 
 def _page(view: View, budget: int | None, report: Progress) -> Payload:
     report("page", 0, 1)
     return view.page(budget=budget)
+
+
+def _draw(view: View, figure: Path, report: Progress) -> None:
+    report("figure", 0, 1)
+    from clearhead import plots
+
+    try:
+        plots.save(plots.heads(view), figure.absolute())  # as it is: "~" is a letter here
+    except OSError as error:
+        stop(f"cannot write {figure}: {error.strerror or error}")
 
 
 def _as_json(view: View) -> dict[str, Any]:
@@ -399,7 +434,7 @@ def _write(page: Payload, target: Path, *, say: TextIO) -> None:
     try:
         write_whole(target, render(page))
     except OSError as error:
-        _stop(f"cannot write {target}: {error.strerror or error}")
+        stop(f"cannot write {target}: {error.strerror or error}")
     print(f"Wrote {plain(str(target))}", file=say)
 
 
@@ -425,19 +460,13 @@ def _clear_errors() -> Iterator[None]:
     except BrokenPipeError:  # as in `clearhead learn | head`: click ends such a command without a word
         raise
     except (DTypeError, LessonError, ModelError, RecordingError, ShapeError, OSError) as error:
-        _stop(str(error))
+        stop(str(error))
     except ValueError as error:
         from clearhead.page.payload import BudgetError
 
         if not isinstance(error, BudgetError):
             raise
-        _stop(str(error))
+        stop(str(error))
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         raise typer.Exit(130) from None
-
-
-def _stop(message: str) -> NoReturn:
-    lines = "\n".join(map(plain, message.split("\n")))
-    print(f"clearhead: {lines}", file=sys.stderr)
-    raise typer.Exit(2)

@@ -27,7 +27,6 @@ from clearhead._progress import Progress
 
 if TYPE_CHECKING:
     from clearhead.cost import Cost
-    from clearhead.heads.roles import Head
     from clearhead.view import View
     from clearhead.zoo import Entry
 
@@ -38,6 +37,8 @@ _STAGES = {
     "model": "Running the model",
     "heads": "Reading the heads",
     "page": "Making the page",
+    "recording": "Writing the recording",
+    "figure": "Drawing the heads",
 }
 _COUNTED = ("heads",)  # stages that tell how far they are; the others only begin and end
 _STRONGEST = 3
@@ -138,20 +139,11 @@ def _roles(view: View) -> Table:
     heads = view.heads()
     counts = heads.counts()
     for role in ROLES:
-        shown = [_head(head, role) for head in heads.strongest(role, _STRONGEST)]
+        shown = [head.summary for head in heads.strongest(role, _STRONGEST)]
         if shown and role == "broad":
             shown.append("of the largest entropy")
         table.add_row(role, str(counts[role]), Text("   ".join(shown) or "-"))
     return table
-
-
-def _head(head: Head, role: str) -> str:
-    score, baseline = head.scores.get(role), head.baselines.get(role)
-    if score is None or baseline is None:  # "other" has no score
-        return head.label
-    if role == "broad":  # a uniform head has all the entropy there is: 1.00 beside every score tells nothing
-        return f"{head.label} {score:.2f}"
-    return f"{head.label} {score:.2f} / {baseline:.2f}"
 
 
 def show_models(entries: list[Entry]) -> None:

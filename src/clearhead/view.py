@@ -12,11 +12,14 @@ import html
 import inspect
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, overload
+from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,19 +27,22 @@ from clearhead._checks import describe
 from clearhead._files import write_whole
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError, ShapeError
-from clearhead.heads.roles import HeadTable, LayerScores, score_layer
+from clearhead.heads.roles import Head, HeadTable, LayerScores, score_layer
 from clearhead.kernels.tiles import Reducer
 from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
 from clearhead.maps.composed import OneSequence
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import Coverage, causal
+from clearhead.page.answers import Answers, LiveLayer
 from clearhead.page.html import render
-from clearhead.page.payload import LayerData, Payload, build, thumbnails
-from clearhead.page.strong import Strong, StrongWeights
+from clearhead.page.payload import LayerData, Payload, build, page_facts, thumbnails
+from clearhead.page.peaks import Peaks, peaks_side
+from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, level_of
 from clearhead.page.terms import Terms
-from clearhead.projections import Projection, Watch, find, rows_of, sequence_of
+from clearhead.projections import Projection, Watch, find, is_sequence, rows_of
 from clearhead.recording import record
+from clearhead.saving import load_folder, save_folder
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
 
@@ -45,6 +51,7 @@ __all__ = ["View", "look"]
 THUMB = 24  # pixels a side
 Find: TypeAlias = Callable[[SoftmaxMap], Projection]
 STRONG_WEIGHTS = 20_000_000  # that all layers together may keep for the page: 25 MB hold about 17 million
+PEAKS = 64_000_000  # bytes that the peaks of all maps may take, or a quarter of what the maps do
 
 
 @overload
@@ -117,6 +124,7 @@ def look(
         model(*(tensor.to(there) for tensor in args), **moved, **_frugal(model))
     report("model", 1, 1)
     maps = [_one_sequence(attn, len(tokens)) for attn in recording]
+    watch.keep_only(recording.paths)
     finders = [partial(find, model=model, watch=watch, path=path) for path in recording.paths]
     return View(maps, list(recording.layers), list(tokens), ids.cpu(), name or _name(model), report, finders)
 
@@ -126,7 +134,7 @@ class View:
 
     Attributes: maps (one a layer, (1, H, T, T)), layers (their numbers), tokens (pieces of the text), name.
 
-    A view keeps the model, and up to 128 MB of its layers' inputs: the page shows how q comes of them.
+    A view keeps the model, and up to 150 MB of its layers' inputs: the page shows how q comes of them.
     """
 
     def __init__(
@@ -145,6 +153,10 @@ class View:
         self._scores: list[LayerScores] = []
         self._pictures: list[Any] = []
         self._strong: list[StrongWeights] = []
+        self._peaks: list[Any] = []
+        self._side = 0  # queries and keys a block of the peaks, once there are any
+        self._live = WeakSet[Answers]()
+        self._reading, self._telling = threading.RLock(), threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -162,19 +174,70 @@ class View:
         pairs = zip(self.layers, self._scores, strict=True)
         return HeadTable([head for layer, scores in pairs for head in scores.heads(layer)])
 
+    def save_recording(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the recording to a new folder: text, maps and heads, to be opened later and without the model.
+
+        The folder appears whole or not at all. Raises RecordingError, OSError.
+        Cost: what the maps hold, on the disk.
+        """
+        self._look_through()
+        target = Path(folder).expanduser()
+        facts = {"name": self.name, "tokens": self.tokens, "ids": self._ids, "layers": self.layers, "side": self._side}
+        save_folder(target, facts, [self._saved(n) for n in range(len(self.maps))])
+        return target
+
+    def _saved(self, n: int) -> dict[str, Any]:
+        known = {"scores": self._scores[n], "strong": self._strong[n]}
+        pictures = {"thumbnails": self._pictures[n], "peaks": self._peaks[n]}
+        return {"map": self.maps[n], **{name: vars(one) for name, one in known.items()}, **pictures}
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> View:
+        """The view that `save_recording` has written. Its maps are read from the disk when they are asked for.
+
+        Raises RecordingError where the folder is not there, cut short, damaged, or of another version.
+        """
+        facts, layers = load_folder(Path(folder).expanduser())
+        maps = [layer["map"] for layer in layers]
+        view = cls(maps, facts["layers"], facts["tokens"], facts["ids"], facts["name"])
+        view._scores = [LayerScores(**layer["scores"]) for layer in layers]
+        view._strong = [StrongWeights(**layer["strong"]) for layer in layers]
+        view._pictures = [layer["thumbnails"] for layer in layers]
+        view._peaks, view._side = [layer["peaks"] for layer in layers], facts["side"]
+        return view
+
+    def answers(self) -> Answers:
+        """What a live page asks for. Layers that are not read yet follow as `heads()` reads them."""
+        numbers = range(len(self.maps))
+        with self._telling:  # a layer that is read meanwhile is told of, or in it
+            live = [self._live_layer(n) for n in numbers]
+            heads = [head for n in numbers for head in self._heads_of(n)]
+            notes = ["Every weight is exact, computed when it is asked for."]
+            told = {"threshold": THRESHOLD, "massHeld": 1.0, "notes": notes, "exact": len(heads)}
+            facts = page_facts([layer.data for layer in live], self.tokens, heads, **self._about())
+            answers = Answers(facts | told, live)
+            self._live.add(answers)
+        return answers
+
+    def _about(self) -> dict[str, Any]:
+        sizes = {"nbytes": self.nbytes, "dense_nbytes": self.dense_nbytes}
+        return {"name": self.name, "kv_heads": _kv_heads(self.maps[0]), **sizes}
+
+    def _live_layer(self, n: int) -> LiveLayer:
+        peaks, side = (self._peaks[n], self._side) if n < len(self._scores) else (None, 1)
+        return LiveLayer(self._layer_data(n), self.maps[n][0], peaks, side)
+
+    def _heads_of(self, n: int) -> list[Head]:
+        """The heads of a layer; before it is read, nothing is known of them."""
+        if n < len(self._scores):
+            return self._scores[n].heads(self.layers[n])
+        return [Head(self.layers[n], h, "", {}, {}, math.nan, math.nan) for h in range(self.maps[n].shape[1])]
+
     def page(self, *, budget: int | None = None) -> Payload:
         """The page's data, encoded to fit `budget` bytes (2, 10 or 25 MB up to 128, 512 or more tokens)."""
         heads = self.heads()
-        return build(
-            [self._layer_data(n) for n in range(len(self.maps))],
-            self.tokens,
-            heads,
-            name=self.name,
-            kv_heads=_kv_heads(self.maps[0]),
-            nbytes=self.nbytes,
-            dense_nbytes=self.dense_nbytes,
-            budget=budget,
-        )
+        layers = [self._layer_data(n) for n in range(len(self.maps))]
+        return build(layers, self.tokens, heads, budget=budget, **self._about())
 
     def save(self, path: str | os.PathLike[str], *, budget: int | None = None) -> Path:
         """Write the page as one HTML file that needs no network; the file appears whole or not at all."""
@@ -186,31 +249,46 @@ class View:
         page = html.escape(render(self.page()), quote=True)
         return (
             f'<iframe title="clearhead: {html.escape(self.name, quote=True)}" srcdoc="{page}"'
-            ' style="width:100%;height:640px;border:0" sandbox="allow-scripts"></iframe>'
+            ' style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads"></iframe>'
         )
 
     def __repr__(self) -> str:
-        heads = sum(attn.shape[1] for attn in self.maps)
+        heads = _head_count(self.maps)
         return f"View({self.name}: {len(self.tokens)} tokens, {len(self.maps)} layers, {heads} heads)"
 
     def _look_through(self) -> None:
         """One pass over each map that has not been looked through: scores, thumbnail and strong weights together."""
         total = len(self.maps)
-        if not self._scores:
-            self._report("heads", 0, total)
-        for attn in self.maps[len(self._scores) :]:
-            heads = attn[0]
-            T, S = heads.shape[-2:]
-            size = (min(T, THUMB), min(S, THUMB))
-            picture = reduce.Pool(heads.shape[:-2], T, S, size, heads.like, maximum=False)
-            strong = Strong(limit=STRONG_WEIGHTS // total)
-            more: tuple[Reducer, ...] = (picture, strong)
-            scores = score_layer(heads, self._ids.to(heads.device), *more)
-            self._check_finite(scores)
-            self._pictures.append(thumbnails(_mean_over_queries(picture.result, T)))
-            self._strong.append(strong.result())
-            self._scores.append(scores)
-            self._report("heads", len(self._scores), total)
+        with self._reading:
+            if not self._scores:
+                self._report("heads", 0, total)
+            for n in range(len(self._scores), total):
+                try:
+                    scores = self._read(n)
+                except Exception as error:
+                    with self._telling:
+                        for answers in self._live:
+                            answers.fail(str(error) or repr(error))
+                    raise
+                with self._telling:
+                    self._scores.append(scores)  # last: whoever finds its scores finds all of a layer
+                    for answers in self._live:
+                        answers.learn(self._live_layer(n), self._heads_of(n))
+                self._report("heads", n + 1, total)
+
+    def _read(self, n: int) -> LayerScores:
+        heads = self.maps[n][0]
+        H, T, S = heads.shape
+        self._side = self._side or peaks_side(T, S, _head_count(self.maps), max(PEAKS, self.nbytes // 4))
+        picture = reduce.Pool((H,), T, S, (min(T, THUMB), min(S, THUMB)), heads.like, maximum=False)
+        strong = Strong(limit=STRONG_WEIGHTS // len(self.maps))
+        peaks = Peaks(H, T, S, self._side)
+        more: tuple[Reducer, ...] = (picture, strong, peaks)
+        scores = score_layer(heads, self._ids.to(heads.device), *more)
+        self._check_finite(scores)
+        self._pictures[n:] = [thumbnails(_mean_over_queries(picture.result, T))]  # whatever a run before left there
+        self._strong[n:], self._peaks[n:] = [strong.result()], [peaks.result()]
+        return scores
 
     def _check_finite(self, scores: LayerScores) -> None:
         bad = [head.label for head in scores.heads(self.layers[len(self._scores)]) if not math.isfinite(head.entropy)]
@@ -224,8 +302,11 @@ class View:
         attn, exact = self.maps[n], {}
         if isinstance(attn, SoftmaxMap) and _is_plain(attn):
             one = attn[0]
-            exact = {"q": one.q, "k": one.k, "v": one.v, "lse": one.lse, "scale": attn.scale}
-            exact["terms"] = lambda h: self._terms_of(n, attn).pack(h)
+            exact = {"q": one.q, "k": one.k, "v": one.v, "scale": attn.scale}
+            exact["lse"] = one.lse if n < len(self._scores) else _LseOfHeads(one)
+            exact["terms"] = lambda *at: self._terms_of(n, attn).pack(*at)
+        if n >= len(self._scores):
+            return LayerData(self.layers[n], *_nothing_read(attn), _is_causal(attn), [0], **exact)
         strong, sinks = self._strong[n], self._scores[n].sinks
         return LayerData(self.layers[n], self._pictures[n], strong, _is_causal(attn), sinks, **exact)
 
@@ -279,8 +360,8 @@ def _attended(layer: nn.Module, attend: Any, x: Tensor) -> tuple[AttentionMap, F
     attn = _as_heads(result[1])
     if attn.shape[0] != 1 or attn.shape[-2:] != (x.shape[-2], x.shape[-2]):
         raise ModelError(f"{call} returned {result[1]!r}: expected the weights of {x.shape[-2]} queries and keys.")
-    out = sequence_of(result[0], x.shape[-2])
-    given, returned = x.detach().reshape(x.shape[-2:]), None if out is None else rows_of(out)
+    given, out = x.detach().reshape(x.shape[-2:]), result[0]
+    returned = rows_of(out.reshape(out.shape[-2:])) if is_sequence(out, len(given)) else None
     return attn, partial(find, model=layer, watch=watch, path="", x=given, out=returned)
 
 
@@ -344,6 +425,29 @@ def _is_causal(attn: AttentionMap) -> bool:
     near = [slice(t, min(t + 128, T)) for t in range(0, T, 128)]  # 128: the blocks of a BlockMask
     beside = all(attn.block(rows, slice(rows.stop, T)) is Coverage.EMPTY for rows in near)
     return beside and not any(attn.tile(rows, rows).triu(1).any() for rows in near)
+
+
+class _LseOfHeads:
+    """lse of a map (H, T, S) that was not read yet, a head at a time: of all heads it takes as long as reading."""
+
+    def __init__(self, attn: SoftmaxMap) -> None:
+        self._attn = attn
+
+    def __getitem__(self, h: int) -> Tensor:
+        lse: Tensor = self._attn[h].lse
+        return lse
+
+
+def _nothing_read(attn: AttentionMap) -> tuple[Any, StrongWeights]:
+    """The thumbnails and the strong weights of a layer that was not read yet: none."""
+    _, H, T, S = attn.shape
+    nothing = np.zeros(0, np.uint8)
+    strong = StrongWeights(np.zeros((H, T), np.int32), nothing, nothing, level_of(THRESHOLD), THRESHOLD)
+    return np.zeros((H, min(T, THUMB), min(S, THUMB)), np.uint8), strong
+
+
+def _head_count(maps: list[AttentionMap]) -> int:
+    return sum(attn.shape[1] for attn in maps)
 
 
 def _is_plain(attn: SoftmaxMap) -> bool:

@@ -136,6 +136,31 @@ def words(n: int) -> list[str]:
     return [("" if i == 0 else " ") + word for i, word in enumerate(repeated)]
 
 
+def tint(t: float, *, dark: bool = False) -> np.ndarray:
+    """The weight scale at t, in 8 bits: lightness linear, chroma and hue by stops, in OKLCH."""
+    if dark:
+        lightness = 0.198 + 0.752 * t
+        chroma = np.interp(t, [0, 0.25, 0.55, 0.8, 1], [0.01, 0.085, 0.125, 0.09, 0.03])
+        hue = np.radians(np.interp(t, [0, 0.5, 1], [275, 250, 205]))
+    else:
+        lightness = 0.987 - 0.687 * t
+        chroma = np.interp(t, [0, 0.2, 0.5, 0.75, 1], [0, 0.045, 0.115, 0.145, 0.11])
+        hue = np.radians(np.interp(t, [0, 0.5, 1], [215, 246, 272]))
+    lab = np.array([lightness, chroma * np.cos(hue), chroma * np.sin(hue)])
+    to_lms = [
+        [1, 0.3963377774, 0.2158037573],
+        [1, -0.1055613458, -0.0638541728],
+        [1, -0.0894841775, -1.291485548],
+    ]
+    to_rgb = [
+        [4.0767416621, -3.3077115913, 0.2309699292],
+        [-1.2684380046, 2.6097574011, -0.3413193965],
+        [-0.0041960863, -0.7034186147, 1.707614701],
+    ]
+    linear = np.clip(np.array(to_rgb) @ (np.array(to_lms) @ lab) ** 3, 0, 1)
+    return np.round(255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
+
+
 @pytest.fixture(scope="session")
 def short() -> Made:
     return make(words(40))
@@ -174,8 +199,7 @@ class Opened:
         """Press a key and wait for the head that it brings, which is decoded first."""
         title = self.page.inner_text("#head-title")
         self.page.keyboard.press(key)
-        changed = "(title) => document.querySelector('#head-title').innerText !== title"
-        self.page.wait_for_function(changed, arg=title)
+        self.page.locator("#head-title", has_not_text=title).wait_for()  # its policy lets nobody evaluate text in it
 
     def settle(self) -> None:
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -192,14 +216,16 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         hash: str = "",
         dark: bool = False,
         size: tuple[int, int] = (1440, 900),
-        ready: bool = True,
+        ready: str = "body[data-ready]",
         before: str = "",
+        touch: bool = False,
     ) -> Opened:
         file = tmp_path / f"page{len(opened)}.html"
         text = what if isinstance(what, str) else render(what.build())
         file.write_text(text, encoding="utf-8", newline="")
         viewport = {"width": size[0], "height": size[1]}
-        context = browser.new_context(viewport=viewport, color_scheme="dark" if dark else "light", offline=True)
+        scheme = "dark" if dark else "light"
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True, has_touch=touch)
         contexts.append(context)
         one = Opened(context.new_page(), [], [])
         opened.append(one)
@@ -209,7 +235,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         one.page.on("pageerror", lambda error: one.complaints.append(str(error)))
         one.page.on("request", lambda request: one.requests.append(request.url))
         one.page.goto(file.as_uri() + hash)
-        one.page.wait_for_selector("body[data-ready]" if ready else "body.failed", timeout=10_000)
+        one.page.wait_for_selector(ready, timeout=10_000)
         return one
 
     yield show

@@ -19,7 +19,7 @@ import clearhead.page
 from clearhead.page import render
 from clearhead.page.shell import DATA, static
 
-from .conftest import Made, Opened, make, words
+from .conftest import Made, Opened, make, tint, words
 
 pytestmark = pytest.mark.browser
 Show = Callable[..., Opened]
@@ -37,26 +37,6 @@ def shares(line: str) -> list[float]:
 def pixel(opened: Opened, x: float, y: float) -> list[int]:
     canvas = "document.querySelector('#canvas').getContext('2d')"
     return opened.page.evaluate(f"[...{canvas}.getImageData({x}, {y}, 1, 1).data].slice(0, 3)")
-
-
-def tint(t: float) -> np.ndarray:
-    """The light weight scale at t, from PAGE: lightness linear, chroma and hue by stops, in OKLCH."""
-    lightness = 0.987 - 0.687 * t
-    chroma = np.interp(t, [0, 0.2, 0.5, 0.75, 1], [0, 0.045, 0.115, 0.145, 0.11])
-    hue = np.radians(np.interp(t, [0, 0.5, 1], [215, 246, 272]))
-    lab = np.array([lightness, chroma * np.cos(hue), chroma * np.sin(hue)])
-    to_lms = [
-        [1, 0.3963377774, 0.2158037573],
-        [1, -0.1055613458, -0.0638541728],
-        [1, -0.0894841775, -1.291485548],
-    ]
-    to_rgb = [
-        [4.0767416621, -3.3077115913, 0.2309699292],
-        [-1.2684380046, 2.6097574011, -0.3413193965],
-        [-0.0041960863, -0.7034186147, 1.707614701],
-    ]
-    linear = np.clip(np.array(to_rgb) @ (np.array(to_lms) @ lab) ** 3, 0, 1)
-    return np.round(255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
 
 
 def test_chips_labels_tables_and_pair_show_python_s_numbers(short: Made, show: Show):
@@ -402,28 +382,6 @@ def test_a_threshold_that_rose_is_said_on_the_page(quantised: Made, show: Show):
     note = opened.text("#note")
     assert "left out to keep the file within" in note
     assert f"{100 * tight.mass_held:.3g}% of all attention" in note
-
-
-BROKEN = {
-    "This file is cut short": lambda text: text[: text.index('data-blob="w.6.1"') + 60],
-    "This file and its page do not match": lambda text: text.replace('"format":1', '"format":2'),
-    "There are no numbers in this file": lambda text: text[: text.index('<script type="application/json"')],
-    "This file is damaged": lambda text: text.replace(
-        'data-blob="thumbs" data-bytes="', 'data-blob="thumbs" data-bytes="9'
-    ),
-}
-
-
-@pytest.mark.parametrize("title", BROKEN)
-def test_a_broken_file_says_so_and_shows_no_numbers(short: Made, show: Show, title: str):
-    opened = show(BROKEN[title](render(short.build())), ready=False)
-    assert opened.text("#state").startswith(title)
-    assert not opened.page.is_visible("main")
-
-
-def test_an_old_browser_is_told(short: Made, show: Show):
-    opened = show(short, ready=False, before="delete window.DecompressionStream")
-    assert opened.text("#state").startswith("This browser is too old")
 
 
 def test_inside_a_frame_of_a_notebook(short: Made, browser):

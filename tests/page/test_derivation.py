@@ -59,10 +59,8 @@ def six() -> View:
 def choose(opened: Opened, head: str, query: int, key: int) -> None:
     opened.page.evaluate(f"location.hash = 'h={head}&q={query}&k={key}&dir=from'")
     opened.page.locator("#head-title", has_text="Layer {} · head {}".format(*head.split("."))).wait_for()
-    opened.page.wait_for_function(
-        "(pair) => document.querySelector('#pair').innerText.replace(/[^0-9→]+/g, '').startsWith(pair)",
-        arg=f"{query}→{key}",
-    )
+    pair = re.compile(rf"^[^0-9→]*{query}[^0-9→]*→[^0-9→]*{key}")
+    opened.page.locator("#pair", has_text=pair).wait_for()
 
 
 def check_map(opened: Opened, view: View, query: int, key: int, head: int = 0) -> None:

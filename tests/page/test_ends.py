@@ -55,11 +55,8 @@ def same(shown: list[Decimal], computed: Any) -> bool:
 
 def at(opened: Opened, head: int, query: int, key: int) -> None:
     opened.page.evaluate(f"location.hash = 'h=0.{head}&q={query}&k={key}&dir=from'")
-    opened.page.wait_for_function(
-        "([q, k]) => document.querySelector('[data-step=compare] .eq').textContent.replace(/\\s/g, '')"
-        ".includes(`q${q}·k${k}`)",
-        arg=[query, key],
-    )
+    compared = re.compile(rf"q\s*{query}\s*·\s*k\s*{key}")
+    opened.page.locator("[data-step=compare] .eq", has_text=compared).first.wait_for()
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +140,7 @@ def test_what_is_not_known_is_said_on_the_page(show: Show) -> None:
     class Normed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             q = nn.functional.normalize(x, dim=-1)
-            return nn.functional.scaled_dot_product_attention(q, q, x)
+            return nn.functional.scaled_dot_product_attention(q, q, x) ** 2
 
     opened = show(render(clearhead.look(Normed(), X, tokens=SIX).page()))
     assert opened.text("[data-step=project]").endswith("no matrix of this layer gives its queries of its input alone.")

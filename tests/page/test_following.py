@@ -163,4 +163,4 @@ def test_labels_of_the_matrix_stay_on_it_and_it_is_centred_when_large(show: Show
     assert left == pytest.approx(right, abs=6)
     assert left > 100
     opened.page.keyboard.press("?")
-    assert re.search(r"Esc\s+shrink the matrix", opened.text("#help"))
+    assert re.search(r"Esc\s+back, then", opened.text("#help"))

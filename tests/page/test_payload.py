@@ -74,7 +74,7 @@ def test_json_cannot_end_its_element():
     assert json.loads(re.search(">(.*)<", element)[1]) == nasty
 
 
-@pytest.mark.parametrize("budget", [None, 190_000, 300_000])
+@pytest.mark.parametrize("budget", [None, 200_000, 215_000])
 def test_the_size_is_known_before_writing(short, budget):
     payload = short.build(budget)
     assert len(render(payload).encode("utf-8")) == payload.nbytes <= payload.budget
@@ -180,4 +180,5 @@ def test_rows_that_attend_to_nothing_are_not_counted():
 
 
 def test_the_page_itself_is_light():
-    assert len(shell().encode("utf-8")) < 160_000
+    """In kB: derivation 39, text 25, matrix 23, atlas 13, data 12, all other script 39, style 31, markup 6."""
+    assert len(shell().encode("utf-8")) < 190_000

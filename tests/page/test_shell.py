@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from importlib import resources
 
-from clearhead.page.shell import DATA, MODULES, shell, static
+from clearhead.page.shell import DATA, MODULES, script, shell, static
 
 KINDS = "(?:async )?(?:const|let|function|class)"
-TOP = re.compile(rf"^(?:export )?{KINDS} ([\w$]+)", re.MULTILINE)
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
 
 
-def test_every_name_is_unique_over_all_modules():
-    names = Counter(name for module in MODULES for name in TOP.findall(static(module)) if name)
-    assert [name for name, count in names.items() if count > 1] == []
+def test_every_module_is_in_the_joined_page():
+    folder = resources.files("clearhead.page") / "static"
+    assert sorted(MODULES) == sorted(path.name for path in folder.iterdir() if path.name.endswith(".js"))
 
 
 def test_every_module_stands_after_those_it_imports():
@@ -28,6 +27,13 @@ def test_every_module_stands_after_those_it_imports():
                 exported = rf"^export {KINDS} {re.escape(name)}(?![\w$])"
                 assert re.search(exported, static(source), re.MULTILINE), f"{source} does not export {name}"
         seen.add(module)
+
+
+def test_no_string_spans_lines_so_that_comments_and_indentation_can_go():
+    for module in MODULES:
+        for number, line in enumerate(static(module).splitlines(), 1):
+            assert line.count("`") % 2 == 0, (module, number)
+    assert not re.search(r"^[ \t]*//|^[ \t]+\S", script(), re.MULTILINE)
 
 
 def test_every_import_is_used():

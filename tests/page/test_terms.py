@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,9 +139,16 @@ def test_what_is_not_known_is_said() -> None:
     class Normed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             q = nn.functional.normalize(x, dim=-1)
-            return nn.functional.scaled_dot_product_attention(q, q, x)
+            return nn.functional.scaled_dot_product_attention(q, q, x) ** 2
 
     _, facts, numbers = whole_layer(Normed())
     assert facts["project"] == {"why": "no matrix of this layer gives its queries of its input alone"}
     assert facts["output"] == {"why": "no matrix of this layer gives its output of its heads alone"}
     assert len(numbers) == 0
+
+
+def test_of_a_recording_without_its_layer_nothing_was_searched(tmp_path: Path) -> None:
+    view = clearhead.look(RawSelfAttention(3, 2), X)
+    opened_again = View.open(view.save_recording(tmp_path / "kept"))
+    facts, _ = opened(terms_of(opened_again, 0).pack(0))
+    assert facts["project"] == facts["output"] == {"why": "the layer itself is not at hand"}

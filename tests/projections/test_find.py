@@ -121,6 +121,7 @@ def test_a_factor_before_the_comparison_is_told() -> None:
 def test_what_no_turn_explains_is_not_known(change: Callable[[Tensor], Tensor]) -> None:
     _, found = looked_at(Block(change), seeded(T, HEADS * WIDTH))
     assert found.q is None
+    assert found.out is not None
     assert found.why == "no matrix of this layer gives its queries of its input alone"
 
 
@@ -163,8 +164,25 @@ def test_inputs_beyond_the_limit_are_let_go() -> None:
         module(x)
     attn = recording[0]
     assert isinstance(attn, SoftmaxMap)
+    found = find(attn, module, watch, "")
     assert watch.inputs == {}
-    assert "text this long" in find(attn, module, watch, "").why
+    assert found.x is None
+    assert "text this long" in found.why
+    assert None not in (found.q, found.out)  # these are known of three rows
+
+
+def test_inputs_of_what_holds_the_layers_go_first() -> None:
+    module, x = nn.Sequential(nn.Sequential(Block()), nn.Identity()), seeded(T, HEADS * WIDTH)
+    with clearhead.record(module) as recording, Watch(module, T, limit=x.nbytes) as watch, torch.no_grad():
+        module(x)
+    assert not watch.full
+    assert [path for path, _ in watch.inputs] == recording.paths == ["0.0"]
+    whole = Watch(module, T)
+    with whole, torch.no_grad():
+        module(x)
+    assert {path for path, _ in whole.inputs} == {"", "0", "0.0"}
+    whole.keep_only(recording.paths)
+    assert [path for path, _ in whole.inputs] == ["0.0"]
 
 
 def test_a_layer_that_is_called_twice_is_found_for_each_call() -> None:

@@ -57,6 +57,17 @@ class Head:
         """The score of the head's role; 0 for "other"."""
         return self.scores.get(self.role) or 0.0
 
+    @property
+    def summary(self) -> str:
+        """Its label, the score of its role and that of a uniform head: ``L17H5 0.51 / 0.02``.
+
+        The score alone for "broad", since a uniform head has all the entropy there is; "other" has none.
+        """
+        score, baseline = self.scores.get(self.role), self.baselines.get(self.role)
+        if score is None or baseline is None:
+            return self.label
+        return f"{self.label} {score:.2f}" + ("" if self.role == "broad" else f" / {baseline:.2f}")
+
 
 class HeadTable(Sequence[Head]):
     """All heads of a view, layer by layer."""

@@ -10,6 +10,8 @@ from functools import cache
 
 import torch
 
+__all__ = ["alone", "together"]
+
 _making = threading.Lock()
 
 
@@ -30,9 +32,8 @@ def _run(task: Callable[[], None]) -> None:
         task()
 
 
-@cache
-def _threads(n: int) -> ThreadPoolExecutor:
-    """n threads, all of which have begun, and compute alone.
+def alone(n: int) -> ThreadPoolExecutor:
+    """n threads, all of which have begun, and of which each computes with one thread of PyTorch.
 
     The number that PyTorch is told holds for the thread that tells it, and for every thread that begins later. So each
     tells it once, and a thread more puts back what the process had: what a thread finds that has just begun.
@@ -51,6 +52,8 @@ def _threads(n: int) -> ThreadPoolExecutor:
     back.join()
     return threads
 
+
+_threads = cache(alone)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.cache_clear)  # a child process has none of its parent's threads

@@ -353,10 +353,10 @@ class AttentionMap(ABC):
     # --- pictures and words -------------------------------------------------------------------------------------
 
     def draw(self) -> Any:
-        """A matplotlib figure: every head of the first batch entry, pooled to at most 256 pixels a side."""
-        from clearhead.maps.drawing import figure  # matplotlib is an extra, imported where used
+        """A matplotlib figure: every head of the first batch entry; `clearhead.plots.attention` adds tokens."""
+        from clearhead.maps.drawing import attention  # matplotlib is an extra, imported where used
 
-        return figure(self)
+        return attention(self)
 
     def __repr__(self) -> str:
         names = (*self._lead_names(), "T", "S")

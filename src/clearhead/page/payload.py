@@ -74,7 +74,7 @@ class LayerData:
     causal: whether no query gives weight to a later key. sinks: positions that collect idle attention.
     q (H, T, D), k (G, S, D), v (G, S, Dv), lse (H, T), scale: give them only where each weight is exactly
     exp(scale q·k - lse) over a plain causal or full mask; the page then shows the exact weight.
-    terms: `Terms(...).pack`, which gives a head's part of x W_Q and z W_O.
+    terms: `Terms(...).pack`, which gives a head's part of x W_Q and z W_O, of all queries and keys or of some.
     """
 
     layer: int
@@ -87,7 +87,7 @@ class LayerData:
     v: Any = None
     lse: Any = None
     scale: float | None = None
-    terms: Callable[[int], bytes] | None = None
+    terms: Callable[..., bytes] | None = None
 
     @property
     def exact(self) -> bool:
@@ -242,11 +242,11 @@ def layer_facts(layer: LayerData) -> dict[str, Any]:
 
 
 def head_facts(head: HeadLike, scores: Sequence[str]) -> list[Any]:
-    """[layer, head, role, scores, baselines, entropy, distance]; None where a score does not apply."""
+    """[layer, head, role, scores, baselines, entropy, distance]; None for what does not apply or is not known yet."""
     return [
         head.layer,
         head.head,
-        head.role,
+        head.role or None,
         [_number(head.scores.get(score)) for score in scores],
         [_number(head.baselines.get(score)) for score in scores],
         _number(head.entropy),

@@ -75,11 +75,13 @@ class Terms:
     def _known(self) -> list[str]:
         """The parts of which there are numbers: of k and v only where all are written out."""
         small = max(self._recorded(name).shape[-1] for name in "qv") <= WRITTEN_OUT
+        if self.projection.why:
+            return []
         return [name for name in ("qkv" if small else "q") if self._part(name) is not None]
 
     def _project_facts(self) -> dict[str, Any]:
         known, x = self.projection, self.projection.x
-        if x is None or (known.q is None and "q" not in known.same):
+        if x is None or known.why:
             return {"why": known.why}
         turn, D = known.q.turn if known.q is not None else None, self.attn.q.shape[-1]
         alone = turn is not None and bool((turn.partner == torch.arange(D)).all())
@@ -99,8 +101,10 @@ class Terms:
             width, Dv = part.matrix.shape[1], part.places.shape[1]
             bias = bool(part.bias.any())
             return {"width": width, "places": _places(width), "products": _products(Dv), "bias": bias}
-        same = "out" in self.projection.same
-        return {"same": True} if same else {"why": "no matrix of this layer gives its output of its heads alone"}
+        if "out" in self.projection.same:
+            return {"same": True}
+        unseen = self.projection.x is None and self.projection.q is None  # nothing was searched
+        return {"why": self.projection.why if unseen else "no matrix of this layer gives its output of its heads alone"}
 
     # --- the numbers ----------------------------------------------------------------------------------------
 

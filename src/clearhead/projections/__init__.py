@@ -5,6 +5,6 @@ and every head, perhaps turned by position as rotary embeddings do. What fits no
 """
 
 from clearhead.projections.find import Part, Projection, find
-from clearhead.projections.watch import Watch, rows_of, sequence_of
+from clearhead.projections.watch import Watch, is_sequence, rows_of
 
-__all__ = ["Part", "Projection", "Watch", "find", "rows_of", "sequence_of"]
+__all__ = ["Part", "Projection", "Watch", "find", "is_sequence", "rows_of"]

@@ -35,8 +35,8 @@ class Projection:
     """What is known of how a layer gets q, k and v of its input x (T, d_in), and its output of its heads.
 
     x is None where the input is not known. q, k, v, out are None where no matrix fits; `same` names those of "q", "k",
-    "v" that are the input itself, and "out" where the output is the heads side by side. why: a sentence, where q is not
-    known.
+    "v" that are the input itself, and "out" where the output is the heads side by side. why: a sentence, where q or x
+    is not known.
     """
 
     x: Tensor | None = None
@@ -64,22 +64,18 @@ def find(
 
     Cost: a product of three rows with each matrix of the layer.
     """
-    if watch.full:
-        return Projection(why="the inputs of the layers are not kept for a text this long")
-    calls = sorted(call for at, call in watch.inputs if at == path) if x is None else [0]
-    found = Projection(why="the input of this layer was not seen")
-    for call in calls:  # a model may call one layer many times: which of them made the map, the numbers tell
-        given = watch.inputs[path, call] if x is None else x
-        found = _of_call(attn, model, watch, path, call, given, out)
-        if not found.why:
-            break
-    return found
+    calls = sorted(call for at, call in watch.rows if at == path) if x is None else [0]
+    found = [_of_call(attn, model, watch, path, call, x, out) for call in calls]
+    # A model may call one layer many times: which of them made the map, the numbers tell.
+    found.sort(key=lambda one: (one.q is None and "q" not in one.same, one.out is None and "out" not in one.same))
+    return found[0] if found else Projection(why="the input of this layer was not seen")
 
 
 def _of_call(
-    attn: SoftmaxMap, model: nn.Module, watch: Watch, path: str, call: int, x: Tensor, out: Tensor | None
+    attn: SoftmaxMap, model: nn.Module, watch: Watch, path: str, call: int, x: Tensor | None, out: Tensor | None
 ) -> Projection:
-    matrices, rows = list(_matrices(model, path)), rows_of(x)
+    matrices = list(_matrices(model, path))
+    rows = watch.rows[path, call] if x is None else rows_of(x)
     found: dict[str, Part | None] = {}
     same = set()
     for name, recorded in {"q": attn.q, "k": attn.k, "v": attn.v}.items():
@@ -88,12 +84,14 @@ def _of_call(
             same.add(name)
         elif wanted is not None:
             found[name] = _input_part(matrices, rows, wanted, name, attn)
-    known = found.get("q") is not None or "q" in same
-    if not known:
-        return Projection(x, why="no matrix of this layer gives its queries of its input alone")
     final, unprojected = _output(attn, model, watch, path, call, out)
     same |= {"out"} if unprojected else set()
-    return Projection(x, found.get("q"), found.get("k"), found.get("v"), final, frozenset(same))
+    x, why = watch.inputs.get((path, call)) if x is None else x, ""
+    if found.get("q") is None and "q" not in same:
+        why = "no matrix of this layer gives its queries of its input alone"
+    elif x is None:
+        why = "the inputs of the layers are not kept for a text this long"
+    return Projection(x, found.get("q"), found.get("k"), found.get("v"), final, frozenset(same), why)
 
 
 _Named: TypeAlias = tuple[str, Tensor, "Tensor | None"]  # a matrix by name, and the bias that stands beside it

@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["LIMIT", "Watch", "rows_of", "sequence_of"]
+__all__ = ["LIMIT", "Watch", "is_sequence", "rows_of"]
 
-LIMIT = 128_000_000  # bytes of inputs that are kept; a text whose inputs take more has none
+LIMIT = 150_000_000  # bytes of inputs that are kept; of a text whose inputs take more, three rows are
+_NO_ATTENTION = re.compile("mlp|feed_?forward|ffn|intermediate|expert", re.IGNORECASE)  # not worth their memory
 
 # Their fast path reads whether hooks are attached, and computes otherwise where there are: they are left alone.
 _UNTOUCHED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 class Watch:
-    """A context in which every call of a module is noted: its input (T, d), and three rows of its output.
+    """A context in which every call of a module is noted: its input (T, d), and three rows of input and output.
 
     Args:
         model: the module that runs.
         tokens: T; calls with another number of rows are passed over.
-        limit: bytes of inputs to keep. Beyond it all are let go, and `full` is True.
+        limit: bytes of inputs to keep. Beyond it all are let go but for their rows, and `full` is True.
 
-    Attributes: inputs, outputs: tensors by (path of the module, number of its call). Inputs are the model's own
+    Attributes: inputs, rows, outputs: tensors by (path of the module, number of its call). Inputs are the model's own
     tensors, not copies; no result changes.
     """
 
     def __init__(self, model: nn.Module, tokens: int, *, limit: int = LIMIT) -> None:
         self.inputs: dict[tuple[str, int], Tensor] = {}
+        self.rows: dict[tuple[str, int], Tensor] = {}  # (3, d_in)
         self.outputs: dict[tuple[str, int], Tensor] = {}  # (3, d)
         self.full = False
-        self._model, self._tokens, self._limit, self._held = model, tokens, limit, 0
+        self._model, self._tokens, self._limit = model, tokens, limit
         self._calls: defaultdict[str, int] = defaultdict(int)
+        self._blocks = set[str]()  # modules of modules of modules: seldom those that attend, the first to be let go
+        self._scarce = False  # such inputs are not kept any more
+        self._at = dict[torch.device, Tensor]()
         self._stack = ExitStack()
 
     def __enter__(self) -> Watch:
         for path, module in _watched(self._model):
-            if not (hasattr(module, "weight") and next(module.children(), None) is None):  # attends to nothing
+            if any(next(child.children(), None) is not None for child in module.children()):
+                self._blocks.add(path)
+            attends = not path or _may_attend(module)
+            if attends:
                 self._stack.callback(module.register_forward_pre_hook(self._before(path), with_kwargs=True).remove)
-            self._stack.callback(module.register_forward_hook(self._after(path)).remove)
+            if attends or getattr(getattr(module, "weight", None), "ndim", 0) == 2:
+                self._stack.callback(module.register_forward_hook(self._after(path)).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,27 +60,48 @@ class Watch:
 
     def _before(self, path: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = (sequence_of(each, self._tokens) for each in (*args, *kwargs.values()))
-            x = next((each for each in given if each is not None), None)
-            if x is None or self.full:
+            x = next((each for each in (*args, *kwargs.values()) if is_sequence(each, self._tokens)), None)
+            if x is None:
                 return
-            self._held += x.nbytes
-            self.full = self._held > self._limit
-            self.inputs[path, self._calls[path]] = x
-            if self.full:
-                self.inputs.clear()
+            self.rows[path, self._calls[path]] = self._three(x)
+            if not (self.full or (self._scarce and path in self._blocks)):
+                self._hold(path, x.detach().reshape(x.shape[-2:]))
 
         return keep
+
+    def _three(self, x: Tensor) -> Tensor:
+        """`rows_of` x, in as few operations as can be: this runs hundreds of times in a pass."""
+        at = self._at.setdefault(x.device, _three_of(self._tokens).to(x.device))
+        return x.detach().index_select(-2, at).view(3, -1)
+
+    def _hold(self, path: str, x: Tensor) -> None:
+        self.inputs[path, self._calls[path]] = x
+        if sum(each.nbytes for each in self.inputs.values()) > self._limit:
+            self._scarce = True
+            self.inputs = {at: each for at, each in self.inputs.items() if at[0] not in self._blocks}
+        if sum(each.nbytes for each in self.inputs.values()) > self._limit:
+            self.full, self.inputs = True, {}
+
+    def keep_only(self, paths: Iterable[str]) -> None:
+        """Let go of the inputs of all other modules, once it is known which attended."""
+        wanted = set(paths)
+        self.inputs = {at: x for at, x in self.inputs.items() if at[0] in wanted}
 
     def _after(self, path: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            first = result[0] if isinstance(result, tuple) and result else result
-            out = sequence_of(first, self._tokens)
-            if out is not None:
-                self.outputs[path, self._calls[path]] = rows_of(out)
+            out = result[0] if isinstance(result, tuple) and result else result
+            if is_sequence(out, self._tokens):
+                self.outputs[path, self._calls[path]] = self._three(out)
             self._calls[path] += 1
 
         return keep
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether to keep what a module is given: not of a matrix, a norm, an activation, a feed-forward layer."""
+    alone = next(module.children(), None) is None
+    plain = hasattr(module, "weight") or next(module.parameters(), None) is None
+    return not (alone and plain) and _NO_ATTENTION.search(type(module).__name__) is None
 
 
 def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -82,15 +114,17 @@ def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def sequence_of(value: object, tokens: int) -> Tensor | None:
-    """A tensor of one vector a token as (T, d), detached; None for everything else."""
+def is_sequence(value: object, tokens: int) -> bool:
+    """Whether it is a tensor of one vector a token, (T, d) or (1, T, d)."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim not in (2, 3):
-        return None
-    if value.shape[-2] != tokens or (value.ndim == 3 and value.shape[0] != 1):
-        return None
-    return value.detach().reshape(value.shape[-2:])
+        return False
+    return value.shape[-2] == tokens and (value.ndim == 2 or value.shape[0] == 1)
 
 
 def rows_of(x: Tensor) -> Tensor:
     """The second, the middle and the last row of (T, …): what a guess about a matrix is held against."""
-    return x[[min(1, len(x) - 1), len(x) // 2, len(x) - 1]].detach().clone()
+    return x.detach()[_three_of(len(x))]
+
+
+def _three_of(length: int) -> Tensor:
+    return torch.tensor([min(1, length - 1), length // 2, length - 1])

@@ -6,6 +6,7 @@ import { along, emit, faded, keyOf, queryOf, say, sinksOf, view, writeHash } fro
 const named = (i) => `${i} ${shown(view.trace.tokens[i])}`;
 const weightNow = () => percent(view.weights.at(queryOf(), keyOf()), view.weights.exact);
 
+/** @param {number} token */
 function strongest(token) {
   let best = token,
     most = -1;
@@ -15,65 +16,110 @@ function strongest(token) {
   return best;
 }
 
+// Where a token or its partner is about to go: the next step of an arrow counts from there.
+/** @type {{ token: number | null, other: number | null }} */
+const aimed = { token: null, other: null };
+
 function changed() {
-  view.hover = null;
+  view.hover = aimed.token = aimed.other = null;
   writeHash();
   emit("pair");
 }
 
+// Do something once the weights along a token, and those along its partner, are here: in a file they always are. Of
+// several that wait, the last is done.
+const turns = { pair: 0, hover: 0 };
+function whenHere(kind, tokens, then) {
+  const turn = ++turns[kind],
+    missing = needed(view.weights, ...tokens);
+  if (kind === "pair") turns.hover++; // a click is not undone by the pointer on its way there
+  if (!missing) return then();
+  missing.then(() => turn === turns[kind] && then());
+}
+
+function needed(weights, token, other) {
+  const [leads, partner] = [token, other].map((i) => (i == null ? [] : [i]));
+  return view.direction === "from" ? weights.need(leads, partner) : weights.need(partner, leads);
+}
+
+// Make a token lead, with its strongest partner or another.
+function lead(token, given, then) {
+  whenHere("pair", [token], () => {
+    const other = given ?? strongest(token);
+    whenHere("pair", [token, other], () => {
+      Object.assign(view, { token, other });
+      changed();
+      then?.();
+    });
+  });
+}
+
 // A query worth opening with: in the later text, the strongest weight between two different words, no sink among them.
-export function openingQuery() {
+function openingQuery(weights, head) {
   const { n, tokens } = view.trace,
-    sinks = new Set(sinksOf(view.head));
+    sinks = new Set(sinksOf(head));
   const word = tokens.map((token, i) => /\p{L}{2}/u.test(token) && !sinks.has(i));
   let best = n - 1,
     most = 0;
-  view.weights.each((i, j, w) => {
+  weights.each((i, j, w) => {
     if (i !== j && i >= n / 2 && word[i] && word[j] && w > most) [best, most] = [i, w];
   });
   return best;
 }
 
+/** @type {import("./types").Head | null} */
 let latest = null; // the head asked for last: an earlier one that is decoded later does not win
 
+/**
+ * @param {import("./types").Head} head
+ * @param {{ query?: number | null, key?: number | null, first?: boolean }} at
+ */
 export async function selectHead(head, at = {}) {
   latest = head;
-  const weights = await view.trace.weights(head);
+  const weights = await view.trace.weights(head),
+    from = view.direction === "from",
+    opening = from ? (at.query ?? openingQuery(weights, head)) : (at.key ?? 0);
+  const token = at.first ? opening : view.token;
+  await needed(weights, token);
   if (latest !== head) return;
-  Object.assign(view, { head, weights, hover: null });
-  if (at.first) view.token = view.direction === "from" ? (at.query ?? openingQuery()) : (at.key ?? 0);
-  const given = view.direction === "from" ? at.key : at.query;
-  view.other = given ?? strongest(view.token);
+  Object.assign(view, { head, weights, token, hover: null });
+  view.other = (from ? at.key : at.query) ?? strongest(token);
+  await needed(weights, token, view.other);
+  if (latest !== head) return;
   emit("head");
   changed();
-  if (!at.first) say(`layer ${head.layer} head ${head.head}, ${head.role}`);
+  if (!at.first) say(`layer ${head.layer} head ${head.head}, ${head.role ?? "not read yet"}`);
 }
 
 export function selectToken(i) {
-  view.token = clamp(i, 0, view.trace.n - 1);
   view.pinned = true;
-  view.other = strongest(view.token);
-  changed();
-  say(
-    `${view.direction === "from" ? "query" : "key"} ${named(view.token)}. Strongest ${named(view.other)}, ${weightNow()}`,
+  const told = () => `Strongest ${named(view.other)}, ${weightNow()}`;
+  aimed.token = clamp(i, 0, view.trace.n - 1);
+  lead(aimed.token, null, () =>
+    say(`${view.direction === "from" ? "query" : "key"} ${named(view.token)}. ${told()}`),
   );
 }
+
+const sayPair = () => say(`query ${named(queryOf())}, key ${named(keyOf())}, ${weightNow()}`);
 
 export function selectOther(i) {
   const other = clamp(i, 0, view.trace.n - 1);
   const [query, key] = view.direction === "from" ? [view.token, other] : [other, view.token];
   if (!view.weights.sees(query, key)) return;
-  view.other = other;
-  changed();
-  say(`query ${named(query)}, key ${named(key)}, ${weightNow()}`);
+  aimed.other = other;
+  lead(view.token, other, sayPair);
 }
+
+/** @param {number} step */
+export const moveToken = (step) => selectToken((aimed.token ?? view.token) + step);
+/** @param {number} step */
+export const moveOther = (step) => selectOther((aimed.other ?? view.other) + step);
 
 export function selectPair(query, key) {
   if (!view.weights.sees(query, key)) return;
-  [view.token, view.other] = view.direction === "from" ? [query, key] : [key, query];
+  const [token, other] = view.direction === "from" ? [query, key] : [key, query];
   view.pinned = true;
-  changed();
-  say(`query ${named(query)}, key ${named(key)}, ${weightNow()}`);
+  lead(token, other, sayPair);
 }
 
 export function unpin() {
@@ -83,12 +129,15 @@ export function unpin() {
 }
 
 export function hoverToken(i) {
-  view.hover = i;
-  view.hoverOther = i == null ? null : strongest(i);
-  emit("hover");
+  whenHere("hover", [i], () => {
+    view.hover = i;
+    view.hoverOther = i == null ? null : strongest(i);
+    emit("hover");
+  });
 }
 
 // The next or previous head, in the order of layers: of the same role, or of those that the legend shows.
+/** @param {1 | -1} step */
 export function nextHead(step) {
   const { heads } = view.trace,
     { filter } = view;
@@ -100,25 +149,43 @@ export function nextHead(step) {
   }
 }
 
+/** @param {import("./types").Direction} direction */
 export function setDirection(direction) {
   if (direction === view.direction) return;
   view.direction = direction;
-  view.other = strongest(view.token);
-  changed();
+  lead(view.token, null);
 }
 
+/** @param {import("./types").Mode} mode */
 export function setMode(mode) {
   Object.assign(view, { mode, hover: null });
   writeHash();
   emit("layout");
 }
 
+/** @param {boolean} sheet */
+export function setSheet(sheet) {
+  Object.assign(view, { sheet, wide: false, hover: null });
+  writeHash();
+  emit("layout");
+  say(sheet ? "contact sheet: every head by role" : "contact sheet closed");
+}
+
+/** @param {boolean} wide */
+export function setWide(wide) {
+  Object.assign(view, { wide, sheet: false, hover: null });
+  writeHash();
+  emit("layout");
+}
+
+/** @param {import("./types").Tab} tab */
 export function setTab(tab) {
   if (tab === view.tab) return;
   view.tab = tab;
   emit("layout");
 }
 
+/** @param {Partial<import("./types").View>} changes */
 export function setLook(changes) {
   Object.assign(view, changes, { hover: null });
   if ("fade" in changes && view.direction === "from") view.other = strongest(view.token);
@@ -126,14 +193,17 @@ export function setLook(changes) {
   emit("look");
 }
 
+/** @param {string} role @param {boolean} add */
 export function filterRole(role, add) {
   const only = view.filter.size === 1 && view.filter.has(role);
   if (add) view.filter.has(role) ? view.filter.delete(role) : view.filter.add(role);
   else view.filter = new Set(only ? [] : [role]);
+  writeHash();
   emit("filter");
 }
 
 export function clearFilter() {
   view.filter = new Set();
+  writeHash();
   emit("filter");
 }

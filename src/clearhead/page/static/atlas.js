@@ -1,5 +1,5 @@
 // Atlas: every head as a thumbnail in the colour of its role; the legend filters; a card tells the scores.
-import { $, clamp, el, sized, whole } from "./util.js";
+import { $, $$, clamp, drawingOn, el, sized, under, whole } from "./util.js";
 import { glyph, nats, roleName, ROLES } from "./roles.js";
 import { theme } from "./colour.js";
 import { on, view } from "./state.js";
@@ -7,15 +7,17 @@ import { filterRole, selectHead } from "./actions.js";
 import { GUTTER, sizes } from "./layout.js";
 
 const TOP = 14;
+/** @type {Map<import("./types").Head, HTMLElement>} */
 const cells = new Map(); // head -> its button
-let surface = null;
+let surface = el("canvas");
 
 const left = (h) => GUTTER + h * sizes.cell + (sizes.group ? Math.floor(h / sizes.group) * 4 : 0);
 const isCardFixed = () => $("#card").style.display === "block";
 
 function drawLegend() {
   const counts = {};
-  for (const head of view.trace.heads) counts[roleName(head.role)] = (counts[roleName(head.role)] || 0) + 1;
+  for (const head of view.trace.heads)
+    if (head.role) counts[roleName(head.role)] = (counts[roleName(head.role)] || 0) + 1;
   const legend = $("#legend");
   legend.classList.toggle("some", view.filter.size > 0);
   legend.replaceChildren(
@@ -28,10 +30,11 @@ function drawLegend() {
           "data-role": role,
           "aria-pressed": view.filter.has(role),
           title: label,
-          "aria-label": `${role}, ${count} heads`,
+          "aria-label": `${role} ${count} heads`,
         },
         glyph(role),
         el("span", { class: "word" }, role),
+        " ",
         el("span", { class: "count" }, String(count)),
       );
       return button;
@@ -44,6 +47,8 @@ function label(text, style, data) {
   Object.assign(made.style, style);
   return made;
 }
+
+const labelOf = (head) => `layer ${head.layer} head ${head.head}, ${head.role ?? "not read yet"}`;
 
 function buildGrid() {
   const { trace } = view,
@@ -94,7 +99,7 @@ function buildGrid() {
         role: "gridcell",
         tabindex: -1,
         "data-head": `${layer}.${h}`,
-        "aria-label": `layer ${layer} head ${h}, ${head.role}`,
+        "aria-label": labelOf(head),
       });
       Object.assign(button.style, {
         left: left(h) + "px",
@@ -119,17 +124,18 @@ function placeCard() {
 }
 
 // A head's thumbnail, one pixel a cell, as a small canvas.
-function thumbnail(head, quiet) {
+/** @param {import("./types").Head} head @param {boolean} quiet */
+export function thumbnail(head, quiet) {
   const [rows, columns] = view.trace.thumb;
   const canvas = el("canvas", { width: columns, height: rows });
-  const context = canvas.getContext("2d"),
+  const context = drawingOn(canvas),
     image = context.createImageData(columns, rows);
   const colours = theme.roles[roleName(head.role)];
   for (let y = 0; y < rows; y++) {
     for (let x = 0; x < columns; x++) {
       if (view.trace.causal && x > y) continue;
       image.data.set(
-        [...(quiet ? theme.cell : colours[head.thumb[y * columns + x]]), 255],
+        [...(quiet || !head.thumb ? theme.cell : colours[head.thumb[y * columns + x]]), 255],
         4 * (y * columns + x),
       );
     }
@@ -166,12 +172,16 @@ function markHead() {
     if (here) button.setAttribute("aria-selected", "true");
     else button.removeAttribute("aria-selected");
   }
-  for (const made of document.querySelectorAll("#grid .label")) {
-    made.classList.toggle("on", made.dataset.l == view.head.layer || made.dataset.h == view.head.head);
+  for (const made of $$("#grid .label")) {
+    made.classList.toggle(
+      "on",
+      made.dataset.l === String(view.head.layer) || made.dataset.h === String(view.head.head),
+    );
   }
   if (isCardFixed()) fillCard($("#card"), view.head);
 }
 
+/** @param {import("./types").Head} head @param {string} name */
 function scoreRow(head, name) {
   const own = name === head.role,
     score = head.scores[name],
@@ -195,6 +205,7 @@ function scoreRow(head, name) {
   );
 }
 
+/** @param {HTMLElement} card @param {import("./types").Head} head */
 function fillCard(card, head) {
   const title = el(
     "h3",
@@ -224,25 +235,29 @@ function fillCard(card, head) {
   );
 }
 
-function showCard(head) {
-  if (isCardFixed()) return fillCard($("#card"), head);
+// The card of a head, beside a cell of it.
+/** @param {import("./types").Head} head @param {Element} beside */
+export function cardOf(head, beside) {
+  if (isCardFixed() && !view.sheet) return fillCard($("#card"), head);
   const tip = $("#tip"),
-    cell = cells.get(head).getBoundingClientRect();
+    cell = beside.getBoundingClientRect();
   fillCard(tip, head);
   tip.style.display = "block";
   const box = tip.getBoundingClientRect();
-  tip.style.left = Math.min(cell.right + 8, innerWidth - box.width - 8) + "px";
+  const right = cell.right + 8 + box.width < innerWidth ? cell.right + 8 : cell.left - 8 - box.width;
+  tip.style.left = right + "px";
   tip.style.top = clamp(cell.top - 30, 50, innerHeight - box.height - 8) + "px";
 }
 
-function hideCard() {
+export function hideCard() {
   $("#tip").style.display = "none";
   if (isCardFixed()) fillCard($("#card"), view.head);
 }
 
+/** @param {Event} event @returns {any} a head, or nothing */
 const headOf = (event) => {
-  const button = event.target.closest("#grid button");
-  return button && view.trace.byName.get(button.dataset.head);
+  const button = under(event, "#grid button");
+  return button && view.trace.byName.get(String(button.dataset.head));
 };
 
 function moveFocus(event) {
@@ -262,10 +277,10 @@ function moveFocus(event) {
   const { layers } = view.trace,
     at = layers.findIndex((l) => l.layer === head.layer);
   const next = layers[clamp(at + step[0], 0, layers.length - 1)];
-  cells.get(view.trace.find(next.layer, clamp(head.head + step[1], 0, next.heads - 1))).focus();
+  cells.get(view.trace.find(next.layer, clamp(head.head + step[1], 0, next.heads - 1)))?.focus();
 }
 
-export const focusAtlas = () => cells.get(view.head).focus();
+export const focusAtlas = () => cells.get(view.head)?.focus();
 
 export function startAtlas() {
   const grid = $("#grid");
@@ -273,18 +288,24 @@ export function startAtlas() {
     "click",
     (event) => headOf(event) && (selectHead(headOf(event)), ($("#tip").style.display = "none")),
   );
-  grid.addEventListener("mouseover", (event) => headOf(event) && showCard(headOf(event)));
+  grid.addEventListener(
+    "mouseover",
+    (event) => headOf(event) && cardOf(headOf(event), /** @type {Element} */ (event.target)),
+  );
   grid.addEventListener("mouseleave", hideCard);
   grid.addEventListener(
     "focusin",
-    (event) => event.target.matches(":focus-visible") && headOf(event) && showCard(headOf(event)),
+    (event) =>
+      under(event, ":focus-visible") &&
+      headOf(event) &&
+      cardOf(headOf(event), /** @type {Element} */ (event.target)),
   );
   grid.addEventListener("focusout", hideCard);
   grid.addEventListener("keydown", moveFocus);
   $("#legend").addEventListener("click", (event) => {
-    const button = event.target.closest("button");
+    const button = under(event, "button");
     if (!button) return;
-    filterRole(button.dataset.role, event.shiftKey);
+    filterRole(String(button.dataset.role), event.shiftKey);
     $(`#legend [data-role="${button.dataset.role}"]`).focus({ preventScroll: true });
   });
   const { layers, width } = view.trace;
@@ -293,5 +314,12 @@ export function startAtlas() {
   on("layout", () => (buildGrid(), drawLegend(), paintGrid(), markHead()));
   on("filter", () => (drawLegend(), paintGrid()));
   on("theme", () => (drawLegend(), paintGrid(), isCardFixed() && fillCard($("#card"), view.head)));
+  on("heads", () => {
+    for (const [head, button] of cells) button.setAttribute("aria-label", labelOf(head));
+    drawLegend();
+    paintGrid();
+    markHead();
+    if (isCardFixed()) fillCard($("#card"), view.head);
+  });
   on("head", markHead);
 }

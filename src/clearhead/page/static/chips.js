@@ -1,11 +1,12 @@
 // The line above the text: the strongest weights of the row, and the rest, so that the row adds up.
-import { $, el, percent, shown } from "./util.js";
+import { $, el, percent, shown, under } from "./util.js";
 import { along, on, shownOther, shownToken, view } from "./state.js";
 import { selectOther } from "./actions.js";
 
 export const subscript = (i) => el("sub", {}, String(i));
 
 // A token with its position, in the colour of the query or of the key.
+/** @param {number} i @param {"query" | "key"} kind */
 export const naming = (i, kind) =>
   el("span", { class: "naming " + kind }, el("b", {}, shown(view.trace.tokens[i])), subscript(i));
 
@@ -21,6 +22,7 @@ function chip(i, weight) {
 }
 
 function drawChips() {
+  if (!view.weights) return $("#chips").replaceChildren(el("span", { class: "mute" }, "reading weights …"));
   const from = view.direction === "from",
     token = shownToken(),
     weights = along(token);
@@ -53,7 +55,7 @@ function drawChips() {
 
 export function startChips() {
   $("#chips").addEventListener("click", (event) => {
-    const button = event.target.closest(".chip");
+    const button = under(event, ".chip");
     if (button) selectOther(Number(button.dataset.i));
   });
   on("pair hover look layout", drawChips);

@@ -1,7 +1,8 @@
 // One weight scale everywhere, and the tints of thumbnails. Both follow the theme.
-import { $, clamp } from "./util.js";
+import { $, clamp, drawingOn } from "./util.js";
 import { ROLES } from "./roles.js";
 
+/** @type {{ dark: boolean, weights: number[][], roles: Record<string, number[][]>, cell: number[] }} */
 export const theme = { dark: false, weights: [], roles: {}, cell: [0, 0, 0] };
 
 // Stops [t, value] of chroma and hue; lightness is linear. PAGE: 'one weight scale everywhere'.
@@ -36,6 +37,7 @@ const DARK = {
   ],
 };
 
+/** @param {number[][]} stops @param {number} t */
 function between(stops, t) {
   let i = 0;
   while (i < stops.length - 2 && t > stops[i + 1][0]) i++;
@@ -43,6 +45,7 @@ function between(stops, t) {
   return x + (y - x) * clamp((t - a) / (b - a), 0, 1);
 }
 
+/** @param {number} L @param {number} C @param {number} h @returns {number[]} */
 function oklch(L, C, h) {
   const a = C * Math.cos((h * Math.PI) / 180),
     b = C * Math.sin((h * Math.PI) / 180);
@@ -60,13 +63,16 @@ function oklch(L, C, h) {
   });
 }
 
+/** @param {string} hex */
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+/** @param {string} name */
 export const colour = (name) =>
   getComputedStyle(document.documentElement)
     .getPropertyValue("--" + name)
     .trim();
 export const rgb = (c) => `rgb(${c[0]},${c[1]},${c[2]})`;
 
+/** @param {boolean} dark */
 export function setTheme(dark) {
   theme.dark = dark;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
@@ -85,12 +91,16 @@ export function setTheme(dark) {
   }
 }
 
+/** @type {Record<string, (a: number) => number>} */
 const SCALES = { linear: (a) => a, root: Math.sqrt, log: (a) => (a <= 1e-4 ? 0 : 1 + Math.log10(a) / 4) };
+/** @param {import("./types").Scale} scale @param {number} a */
 export const tone = (scale, a) => clamp(Math.round(255 * SCALES[scale](a)), 0, 255);
+/** @param {import("./types").Scale} scale @param {number} a */
 export const tint = (scale, a) => theme.weights[tone(scale, a)];
 
 const linearised = (x) => ((x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
 // Black or white, whichever reads better on the colour.
+/** @param {number[]} c */
 export function ink(c) {
   return 0.2126 * linearised(c[0]) + 0.7152 * linearised(c[1]) + 0.0722 * linearised(c[2]) > 0.179
     ? "#000"
@@ -102,7 +112,7 @@ export function drawRamp(scale) {
   canvas.width = 96;
   canvas.height = 9;
   canvas.setAttribute("aria-hidden", "true");
-  const context = canvas.getContext("2d");
+  const context = drawingOn(canvas);
   for (let i = 0; i < 96; i++) {
     context.fillStyle = rgb(theme.weights[Math.round((255 * i) / 95)]);
     context.fillRect(i, 0, 1, 9);

@@ -1,8 +1,8 @@
 // Tokens as two columns, queries left and keys right, joined by lines.
-import { $, clamp, el, shown, sized } from "./util.js";
+import { $, $$, canvasOf, clamp, el, shown, sized, under } from "./util.js";
 import { colour, ink, rgb, theme, tint } from "./colour.js";
 import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
-import { hoverToken, selectOther, selectToken } from "./actions.js";
+import { hoverToken, moveOther, moveToken, selectOther, selectToken } from "./actions.js";
 
 const LINE = 15,
   MOST = 600,
@@ -23,6 +23,7 @@ function buildColumns() {
   });
 }
 
+/** @param {CanvasRenderingContext2D} context @param {number} width @param {number} leading */
 function drawPairs(context, width, leading) {
   const line = (i, j, weight, strong) => {
     context.globalAlpha = strong ? clamp(0.15 + Math.sqrt(weight), 0, 1) : 0.3 * Math.sqrt(weight);
@@ -45,7 +46,7 @@ function paintSides(leading) {
   const from = view.direction === "from",
     weights = along(leading),
     { causal } = view.weights;
-  for (const side of document.querySelectorAll("#columns-in .side")) {
+  for (const side of $$("#columns-in .side")) {
     const i = Number(side.dataset.i),
       isQuery = side.classList.contains("query"),
       looked = from !== isQuery;
@@ -59,11 +60,11 @@ function paintSides(leading) {
 }
 
 function paintColumns() {
-  if (view.mode !== "columns") return;
+  if (view.mode !== "columns" || !view.weights) return;
   const box = $("#columns-in");
   if (!box.firstChild) buildColumns();
   if (view.trace.n > MOST) return;
-  const canvas = box.querySelector("canvas"),
+  const canvas = canvasOf("#columns-in canvas"),
     leading = shownToken();
   drawPairs(sized(canvas, box.clientWidth, view.trace.n * LINE + 8), box.clientWidth, leading);
   paintSides(leading);
@@ -81,8 +82,8 @@ function columnsKey(event) {
   if (event.key === "Home") selectToken(0);
   else if (event.key === "End") selectToken(view.trace.n - 1);
   else if (!step) return;
-  else if (event.shiftKey) selectOther(view.other + step);
-  else selectToken(view.token + step);
+  else if (event.shiftKey) moveOther(step);
+  else moveToken(step);
   event.preventDefault();
   event.stopPropagation();
   const box = $("#columns"),
@@ -95,13 +96,13 @@ export function startColumns() {
   const box = $("#columns");
   const leads = (side) => side.classList.contains("query") === (view.direction === "from");
   box.addEventListener("click", (event) => {
-    const side = event.target.closest(".side");
+    const side = under(event, ".side");
     if (!side) return;
     if (leads(side) && !event.shiftKey) selectToken(Number(side.dataset.i));
     else selectOther(Number(side.dataset.i));
   });
   box.addEventListener("mouseover", (event) => {
-    const side = event.target.closest(".side");
+    const side = under(event, ".side");
     if (side && leads(side)) hoverToken(Number(side.dataset.i));
   });
   box.addEventListener("mouseleave", () => hoverToken(null));

@@ -1,6 +1,6 @@
 // Why one weight is what it is: from the layer's input to its output, in numbers that a pocket calculator confirms.
-import { $, clamp, el, percent, shown } from "./util.js";
-import { keyOf, on, queryOf, view } from "./state.js";
+import { $, $$, clamp, el, percent, shown, soon } from "./util.js";
+import { keyOf, layerOf, on, queryOf, view } from "./state.js";
 import { naming } from "./chips.js";
 import { addingUp, decimal, signed } from "./maths.js";
 import { decimalsFor, exponentials, numbersOf, WRITTEN_OUT } from "./numbers.js";
@@ -21,13 +21,14 @@ function budgetForAll({ layers, n }) {
 }
 
 // Why this weight is not derived here, in a sentence; null where it is.
+/** @param {import("./types").View} view @param {number} query @param {number} key */
 function whyNot({ weights, trace, head }, query, key) {
   const later = ": it cannot be seen, so its weight is 0.";
   if (!weights.sees(query, key)) return [naming(key, "key"), " comes after ", naming(query, "query"), later];
-  if (weights.exact)
+  if (weights.q)
     return Number.isFinite(weights.lse[query]) ? null : [naming(query, "query"), " may attend to nothing."];
   const code = (text) => el("code", {}, text);
-  if (trace.byLayer.get(head.layer).d)
+  if (layerOf(head.layer).d)
     return [
       "The derivation needs q and k of this head, which this file leaves out to stay small; a larger one has them: ",
       code(`view.save("page.html", budget=${budgetForAll(trace)})`),
@@ -45,6 +46,7 @@ function lineOf(step, markup, title) {
   return el("div", { class: "step", "data-step": step }, title, equation);
 }
 
+/** @param {string} number @param {string} name @param {import("./types").Step} step */
 function titled(number, name, [hint, markup], inside = true) {
   const parts = [el("span", { class: "mute" }, number), name];
   if (hint && inside) parts.push(el("span", { class: "hint" }, hint));
@@ -58,6 +60,7 @@ function pictureOf(markup, kind = "") {
 }
 
 // The largest products of query and key, the rest, and their sum; and which these are.
+/** @param {import("./types").Numbers} numbers @param {number} places @param {number} room @returns {[HTMLElement, HTMLElement]} */
 function productsTable({ pairs, dot, d }, places, room) {
   const values = pairs.map(([a, b]) => a * b);
   const order = [...values.keys()].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
@@ -85,8 +88,9 @@ function productsTable({ pairs, dot, d }, places, room) {
 }
 
 // A head of many numbers: pictures, and the largest.
+/** @param {import("./types").Numbers} numbers @param {import("./types").Terms} terms @param {number} places @param {number} heads */
 function wide(numbers, terms, places, heads) {
-  const [table, picture] = productsTable(numbers, places, 1);
+  const [table, picture] = productsTable(numbers, places, lines || 1);
   const first = titled("1", "Compare", compare(numbers, places)),
     third = titled("3", "Softmax", softmax(numbers, places)),
     fourth = titled("4", "Mix", mix(numbers));
@@ -103,7 +107,9 @@ function wide(numbers, terms, places, heads) {
   ];
 }
 
-// As many products as there is room for in the column of the comparison.
+let lines = 0; // products that the column of the comparison has room for; 0 before that is measured
+
+/** @param {import("./types").Numbers} numbers @param {number} places */
 function fillProducts(numbers, places) {
   const column = $("[data-step=compare]"),
     ends = ["project", "concatenate"].map((step) => $(`[data-step=${step}]`).offsetHeight);
@@ -111,14 +117,16 @@ function fillProducts(numbers, places) {
     $("#work").clientHeight -
     ends[0] -
     ends[1] -
-    column.lastChild.getBoundingClientRect().bottom +
+    column.children[column.children.length - 1].getBoundingClientRect().bottom +
     column.getBoundingClientRect().top;
-  const made = productsTable(numbers, places, clamp(1 + Math.floor(free / LINE_HEIGHT), 1, 8));
-  column.querySelector("table").replaceWith(made[0]);
-  column.querySelector(".picture").replaceWith(made[1]);
+  lines = clamp(1 + Math.floor(free / LINE_HEIGHT), 1, 8);
+  const made = productsTable(numbers, places, lines);
+  column.querySelector("table")?.replaceWith(made[0]);
+  column.querySelector(".picture")?.replaceWith(made[1]);
 }
 
 // A head of few numbers: everything is written out.
+/** @param {import("./types").Numbers} numbers @param {import("./types").Terms} terms @param {number} places @param {number} heads */
 function narrow(numbers, terms, places, heads) {
   const short = exponentials(numbers);
   return [
@@ -133,6 +141,7 @@ function narrow(numbers, terms, places, heads) {
 }
 
 // The key among its neighbours, where the text is too long to see it.
+/** @param {import("./types").Trace} trace @param {number} key */
 function contextOf({ tokens, n }, key) {
   if (n <= IN_CONTEXT) return [];
   const words = (from, to) => tokens.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
@@ -143,19 +152,23 @@ function contextOf({ tokens, n }, key) {
   ];
 }
 
-// A formula takes one line: what does not fit is left out, the products first.
-function shorten(line) {
+// A formula takes one line: what does not fit is left out, the products first. All are measured before any changes.
+function shorten() {
+  let formulas = $$("#steps .eq");
   for (const kind of ["brief", "terse", "short", "bare"]) {
-    if (line.scrollWidth <= line.clientWidth + 1) return;
-    line.classList.add(kind);
+    formulas = formulas.filter((line) => line.scrollWidth > line.clientWidth + 1);
+    for (const line of formulas) line.classList.add(kind);
   }
 }
 
+/** @type {import("./types").Numbers | null} */
 let drawn = null; // the numbers on the page, for the table beside them
 export const derived = () => drawn;
 
 function drawDerivation() {
   if (!$("#work").clientWidth) return;
+  if (!view.weights)
+    return $("#steps").replaceChildren(el("p", { class: "mute" }, "The derivation follows the weights."));
   const [query, key] = [queryOf(), keyOf()],
     { weights, trace, head } = view,
     sentence = whyNot(view, query, key);
@@ -164,20 +177,22 @@ function drawDerivation() {
   $("#work").className = kind;
   $("#question").replaceChildren();
   $("#context").replaceChildren();
-  if (!drawn) return $("#steps").replaceChildren(el("p", {}, ...sentence));
+  if (!drawn) return $("#steps").replaceChildren(el("p", {}, ...(sentence || [])));
   const share = percent(drawn.weight);
   $("#question").append("Why does ", naming(query, "query"), ` give ${share} of its attention to `);
   $("#question").append(naming(key, "key"), "?");
   $("#context").append(...contextOf(trace, key));
-  const { heads } = trace.byLayer.get(head.layer),
+  const { heads } = layerOf(head.layer),
     draw = kind === "wide" ? wide : narrow;
   const places = decimalsFor(drawn);
-  $("#steps").replaceChildren(...draw(drawn, termsOf(weights), places, heads));
+  $("#steps").replaceChildren(...draw(drawn, termsOf(weights, query, key, drawDerivation), places, heads));
   if (kind === "narrow") return;
-  fillProducts(drawn, places);
-  document.querySelectorAll("#steps .eq").forEach(shorten);
+  if (!lines) fillProducts(drawn, places);
+  shorten();
 }
 
 export function startDerivation() {
-  on("pair hover layout", drawDerivation);
+  on("layout head", () => (lines = 0));
+  on("pair layout", drawDerivation);
+  on("hover", soon(drawDerivation));
 }

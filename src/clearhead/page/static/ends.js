@@ -20,16 +20,19 @@ import {
 import { decimalsForSums } from "./numbers.js";
 
 const BRIEF = 2; // products of a long sum that fit on its line
+/** @type {Record<string, string>} */
 const KIND = { q: "query", k: "key", v: "value" };
 const matrixOf = (name) => sub(mi("W"), mi(name));
 
 const aside = (words) => `<span class="aside">${words}</span> `;
 const escaped = (words) => words.replace(/[&<"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+/** @param {string} words @returns {import("./types").Step} */
 const plain = (words) => ["", `<span class="plain" title="${escaped(words)}">${escaped(words)}</span>`];
 const after = (...markup) => `<span class="after">${markup.join("")}</span>`; // left out where it does not fit
 const plus = (text) => mo(text[0] === "−" ? "−" : "+") + mn(text.replace("−", ""));
 
 // The products that are told, the rest of the sum if there is one, and the sum: a letter's number at one place.
+/** @param {string} name @param {import("./types").Product[]} products @param {number} sum @param {string} rest */
 function toldSum(name, products, sum, rest) {
   if (rest === "⋯") products = products.slice(0, BRIEF);
   const factors = products.map(({ factor: a, weight: b }) => factor(a, 3) + mo("×") + factor(b, 3));
@@ -43,12 +46,15 @@ function toldSum(name, products, sum, rest) {
 }
 
 const restOf = (all, told, bias) => (told < all ? "⋯" : bias ? "b" : "");
+/** @type {Record<string, string>} */
 const HOW = { turn: "turned", factor: "times a factor" };
 
 // What becomes of a number of the product before it is compared.
+/** @param {import("./types").InputNumber} number @param {import("./types").ProjectFacts} facts */
 function turned({ place, product, partner, its, cos, sin }, { turn }) {
   const q = cos * product + sin * its,
     letter = (name, i) => sub(mi(name), mn(i));
+  /** @type {[number, number][]} */
   const factors = [
     [cos, product],
     [sin, its],
@@ -66,10 +72,12 @@ function turned({ place, product, partner, its, cos, sin }, { turn }) {
 }
 
 // One number of q: the products that are told, and what becomes of it.
-function projectOne(number, { inputs, products: told, bias, turn }) {
+/** @param {import("./types").InputNumber} number @param {import("./types").ProjectFacts} facts */
+function projectOne(number, facts) {
+  const { inputs, products: told, bias, turn } = facts;
   const name = sub(mi(turn ? "a" : "q"), mn(number.place));
   const sum = toldSum(name, number.products, number.product, restOf(inputs, told, bias));
-  return sum + (turn ? turned(number, { turn }) : "");
+  return sum + (facts.turn ? turned(number, facts) : "");
 }
 
 // Rows of numbers as text, with as many decimals as the products need to give their sums.
@@ -83,11 +91,13 @@ function factorsOf(numbers, sums) {
   };
 }
 
+/** @param {{ products: import("./types").Product[] }} number @returns {[number, number][]} */
 const pairsOf = ({ products }) => products.map(({ factor: a, weight: b }) => [a, b]);
 
 const lineOfParts = (markup) => `<div class="line">${markup}</div>`;
 
 // x W of a token, with all numbers.
+/** @param {string} name @param {number} token @param {import("./types").ProjectFacts} facts @param {import("./types").InputNumber[]} numbers */
 function projectAll(name, token, { bias, turn }, numbers) {
   const letter = turn && name !== "v" ? "a" : name;
   const sums = numbers.map((number) => [[...pairsOf(number), [1, number.bias]], number.product]);
@@ -115,6 +125,7 @@ function projectAll(name, token, { bias, turn }, numbers) {
   );
 }
 
+/** @param {import("./types").Numbers} numbers @param {import("./types").Terms} terms @returns {import("./types").Step} */
 export function project({ query, key }, terms) {
   const { project: facts } = terms;
   if (facts.why) return plain(`How q comes of the layer’s input is not shown: ${facts.why}.`);
@@ -130,16 +141,15 @@ export function project({ query, key }, terms) {
     const sums = terms.of("q", query).map((number) => projectOne(number, facts));
     return ["multiply the layer’s input with a matrix", piece(...formula, matrixOf("Q")) + sums.join("")];
   }
-  const all = [
-    ["q", query],
-    ["k", key],
-    ["v", key],
-  ].filter(([name]) => facts.of.includes(name));
-  const products = all.map(([name, token]) => projectAll(name, token, facts, terms.of(name, token)));
+  const at = { q: query, k: key, v: key };
+  const products = Object.entries(at)
+    .filter(([name]) => facts.of.includes(name))
+    .map(([name, token]) => projectAll(name, token, facts, terms.of(name, token)));
   return ["multiply the layer’s input with its matrices", products.join("")];
 }
 
 // What this head adds, what the others add, the bias, and their sum; as text that adds up.
+/** @param {import("./types").OutputNumber} number @param {number} heads @returns {Record<string, string>} */
 function partsOf({ added, bias, total }, heads) {
   const [mine, whole] = [decimal(added, 3), decimal(total, 3)];
   if (heads === 1) return { mine, whole, bias: lastTerm(whole, [mine], 3) };
@@ -153,6 +163,7 @@ function othersIn(heads, bias) {
 }
 
 // The number of the output to which the head adds most.
+/** @param {import("./types").OutputNumber[]} numbers @param {import("./types").OutputFacts} facts @param {number} dv @param {number} heads */
 function outputOne([number], { products, bias }, dv, heads) {
   const place = mn(number.place),
     told = toldSum(sub(mi("h"), place), number.products, number.added, restOf(dv, products, false));
@@ -164,6 +175,7 @@ function outputOne([number], { products, bias }, dv, heads) {
   return told + after(aside(`with ${names}:`), whole);
 }
 
+/** @param {import("./types").OutputNumber[]} numbers @param {import("./types").OutputFacts} facts @param {number} heads */
 function outputAll(numbers, { bias }, heads) {
   const sums = numbers.map((number) => [pairsOf(number), number.added]),
     told = factorsOf(numbers, sums),
@@ -178,6 +190,7 @@ function outputAll(numbers, { bias }, heads) {
   return mine + aside(`with ${names}:`) + whole;
 }
 
+/** @param {import("./types").Numbers} numbers @param {import("./types").Terms} terms @param {number} heads @returns {import("./types").Step} */
 export function output({ query, dv }, terms, heads) {
   const { output: facts } = terms;
   if (facts.same && heads === 1)

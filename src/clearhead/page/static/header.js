@@ -1,6 +1,7 @@
 // The header: what was run, and what is kept of it against the dense matrices.
 import { $, bytes, clamp, el, grouped } from "./util.js";
 import { view } from "./state.js";
+import { pageChoices } from "./pages.js";
 
 const fact = (hide, ...parts) => el("span", { class: hide }, ...parts);
 
@@ -26,7 +27,7 @@ function memory(trace) {
 export function drawHeader() {
   const { trace } = view;
   document.title = `clearhead: ${trace.name}`;
-  $("#facts").replaceChildren(
+  const parts = [
     el("b", {}, trace.name),
     fact("num not-small", el("b", {}, grouped(trace.n)), trace.n === 1 ? " token" : " tokens"),
     fact(
@@ -35,5 +36,7 @@ export function drawHeader() {
     ),
     trace.causal ? "" : fact("not-medium", "reads both ways"),
     memory(trace),
-  );
+    ...pageChoices(trace),
+  ];
+  $("#facts").replaceChildren(...parts);
 }

@@ -21,16 +21,22 @@ const KEYS = {
     ["c", "colour scale: √, log, linear"],
   ],
   Page: [
+    ["a", "every head by role"],
     ["x", "enlarge the matrix"],
+    ["+ −", "zoom into the matrix, out of it"],
+    ["0 z", "the whole matrix, its cells"],
     ["d", "light or dark"],
-    ["Esc", "shrink the matrix, then show all roles again"],
+    ["Esc", "back, then show all roles again"],
     ["?", "this help"],
   ],
 };
 const MOUSE =
-  "Click a token to make it the query; click it again to let the query follow the pointer. Shift-click or a long press picks the key. In the matrix a click picks query and key at once. In the legend a click shows one role, shift-click adds another.";
+  "Click a token to make it the query; click it again to let the query follow the pointer. Shift-click or a long press picks the key. In the matrix a click picks query and key at once; scroll or pinch to zoom, drag to move, double-click for single cells. In the legend a click shows one role, shift-click adds another.";
 const SCORES =
   "Each score is the mean share of attention that follows the pattern, over the tokens where it could; the thin mark is what a head would get that spreads evenly over all it may see. A sink is a token that collects attention whatever the query. Attention shows where a head looks, not what the model needs. Layers and heads count from 0. Entropy is in nats.";
+
+const DERIVATION =
+  "“Looks at” is the weight α. “Gets from” is α (v·z) / |z|², the part of the head’s output z that a key brings: these add up to 100%, and may be negative. q and k are those that the model compares, after any turn by position. Every step can be followed with the numbers shown.";
 
 function keyList(title, entries) {
   const list = el("dl");
@@ -45,7 +51,7 @@ function keyList(title, entries) {
 const part = (title, ...content) => el("div", { class: "wide" }, el("h3", {}, title), ...content);
 
 export function openHelp() {
-  const dialog = $("#help");
+  const dialog = /** @type {HTMLDialogElement} */ ($("#help"));
   const roles = Object.entries(ROLES).map(([role, words]) =>
     el("div", {}, glyph(role, 16), el("b", {}, role), el("span", {}, words)),
   );
@@ -62,6 +68,7 @@ export function openHelp() {
       ...Object.entries(KEYS).map(([title, entries]) => keyList(title, entries)),
       part("With a mouse or a finger", el("p", {}, MOUSE)),
       part("Roles", el("div", { class: "roles" }, ...roles), el("p", { class: "mute" }, SCORES)),
+      part("Derivation", el("p", {}, DERIVATION)),
       part("This file", el("p", {}, view.trace.notes.join(" "))),
       el(
         "div",
@@ -73,5 +80,5 @@ export function openHelp() {
     ),
   );
   dialog.showModal();
-  close.focus({ focusVisible: false });
+  close.focus(/** @type {any} */ ({ focusVisible: false }));
 }

@@ -1,11 +1,22 @@
 // Keys and switches that work wherever the focus is.
-import { $ } from "./util.js";
+import { $, $$, inputOf, under } from "./util.js";
 import { setTheme, theme } from "./colour.js";
 import { emit, on, view } from "./state.js";
-import { clearFilter, nextHead, selectToken, setDirection, setLook, setMode, setTab } from "./actions.js";
+import {
+  clearFilter,
+  moveToken,
+  nextHead,
+  setDirection,
+  setLook,
+  setMode,
+  setSheet,
+  setTab,
+  setWide,
+} from "./actions.js";
 import { focusAtlas } from "./atlas.js";
 import { focusTable } from "./tables.js";
 import { openHelp } from "./help.js";
+import { zoomCells, zoomIn, zoomOut, zoomWhole } from "./zoom.js";
 
 export function switchTheme(dark = !theme.dark) {
   view.theme = dark ? "dark" : "light";
@@ -13,17 +24,21 @@ export function switchTheme(dark = !theme.dark) {
   emit("theme");
 }
 
-function enlarge() {
-  const large = document.body.classList.toggle("wide-matrix");
-  $("#enlarge").setAttribute("aria-pressed", large);
-  emit("layout");
+const enlarge = () => setWide(!view.wide);
+
+function toSheet() {
+  setSheet(!view.sheet);
+  if (view.sheet) $("#sheet [aria-current=true]")?.focus();
+  else focusAtlas();
 }
 
 function escape() {
-  if (document.body.classList.contains("wide-matrix")) enlarge();
+  if (view.sheet) toSheet();
+  else if (view.wide) enlarge();
   else clearFilter();
 }
 
+/** @type {Record<import("./types").Scale, import("./types").Scale>} */
 const nextScale = { root: "log", log: "linear", linear: "root" };
 const SHORTCUTS = {
   "?": openHelp,
@@ -38,18 +53,24 @@ const SHORTCUTS = {
   s: () => setLook({ fade: !view.fade }),
   c: () => setLook({ scale: nextScale[view.scale] }),
   d: () => switchTheme(),
+  a: toSheet,
   x: enlarge,
+  "+": zoomIn,
+  "=": zoomIn, // + without shift
+  "-": zoomOut,
+  0: zoomWhole,
+  z: zoomCells,
   "[": () => nextHead(-1),
   "]": () => nextHead(1),
   "/": () => $("#find").focus(),
-  ArrowLeft: () => selectToken(view.token - 1),
-  ArrowRight: () => selectToken(view.token + 1),
+  ArrowLeft: () => moveToken(-1),
+  ArrowRight: () => moveToken(1),
   Escape: escape,
 };
 
 function shortcut(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys) return;
-  if (event.target.closest("input[type=search], dialog")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys || !view.weights) return;
+  if (under(event, "input[type=search], dialog")) return;
   const action = SHORTCUTS[event.key];
   if (!action) return;
   event.preventDefault();
@@ -59,17 +80,20 @@ function shortcut(event) {
 // A group of buttons of which one is on: click, or arrows while it has the focus.
 function choice(id, change) {
   const box = $(id),
-    buttons = [...box.children];
-  box.addEventListener(
-    "click",
-    (event) => event.target.closest("button") && change(event.target.closest("button").dataset.v),
-  );
+    buttons = $$(id + " button");
+  box.addEventListener("click", (event) => {
+    const button = under(event, "button");
+    if (button) change(button.dataset.v);
+  });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
-    const next = buttons[(buttons.indexOf(document.activeElement) + step + buttons.length) % buttons.length];
+    const next =
+      buttons[
+        (buttons.findIndex((one) => one === document.activeElement) + step + buttons.length) % buttons.length
+      ];
     change(next.dataset.v);
     next.focus();
   });
@@ -77,21 +101,23 @@ function choice(id, change) {
 
 function showChoices() {
   for (const name of ["direction", "mode", "scale", "tab"]) {
-    for (const button of $(name === "tab" ? "#tabs" : "#" + name).children) {
+    for (const button of $$(name === "tab" ? "#tabs button" : `#${name} button`)) {
       const chosen = button.dataset.v === view[name];
-      button.setAttribute(name === "tab" ? "aria-selected" : "aria-checked", chosen);
+      button.setAttribute(name === "tab" ? "aria-selected" : "aria-checked", String(chosen));
       button.tabIndex = chosen ? 0 : -1;
     }
   }
-  $("#lines").checked = view.lines;
-  $("#fade").checked = view.fade;
+  $("#enlarge").setAttribute("aria-pressed", String(view.wide));
+  $("#atlas-sheet").setAttribute("aria-pressed", String(view.sheet));
+  inputOf("#lines").checked = view.lines;
+  inputOf("#fade").checked = view.fade;
 }
 
 export function startKeys() {
   document.addEventListener("keydown", shortcut);
   // A shift-click sets the key or adds a role: the browser is not to select text with it as well.
   document.addEventListener("mousedown", (event) => {
-    const pane = event.shiftKey && event.target.closest("#text, #columns, #legend");
+    const pane = event.shiftKey && under(event, "#text, #columns, #legend");
     if (!pane) return;
     event.preventDefault();
     if (pane.tabIndex >= 0) pane.focus({ preventScroll: true }); // what the click would have done
@@ -100,8 +126,8 @@ export function startKeys() {
   choice("#mode", setMode);
   choice("#scale", (scale) => setLook({ scale }));
   choice("#tabs", setTab);
-  $("#lines").addEventListener("change", (event) => setLook({ lines: event.target.checked }));
-  $("#fade").addEventListener("change", (event) => setLook({ fade: event.target.checked }));
+  $("#lines").addEventListener("change", () => setLook({ lines: inputOf("#lines").checked }));
+  $("#fade").addEventListener("change", () => setLook({ fade: inputOf("#fade").checked }));
   $("#before").addEventListener("click", () => nextHead(-1));
   $("#after").addEventListener("click", () => nextHead(1));
   $("#theme").addEventListener("click", () => switchTheme());

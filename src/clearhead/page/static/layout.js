@@ -15,7 +15,9 @@ export function layOut() {
   body.toggle("medium", !small && width < 1280);
   body.toggle("columns", view.mode === "columns");
   document.body.dataset.tab = view.tab;
-  if (small) body.remove("wide-matrix");
+  if (small) view.wide = false; // a tab shows the matrix there
+  body.toggle("wide-matrix", view.wide);
+  body.toggle("sheet", view.sheet);
   const head = small ? 36 : 44;
   const atlas = atlasWidth(width, height, head, small);
   root.setProperty("--atlas", atlas + "px");
@@ -31,7 +33,7 @@ export function layOut() {
 
 // A few tokens leave room for a derivation in which every number is written out.
 function lowerHeight(height, medium) {
-  if (view.trace.n <= 12 && view.trace.layers.some(({ d }) => d <= 4)) return Math.round(height * 0.53);
+  if (view.trace.n <= 12 && view.trace.layers.some(({ d }) => d && d <= 4)) return Math.round(height * 0.53);
   return clamp(Math.round(height * 0.405), medium ? 308 : 362, 400);
 }
 
@@ -45,11 +47,11 @@ function atlasWidth(width, height, head, small) {
       : 0;
   const gaps = sizes.group ? (trace.kvHeads - 1) * 4 : 0;
   const pad = small ? 20 : 30;
-  const room = height - head - (height < 700 ? 66 : columns > 20 ? 116 : 158) - 14;
+  const room = height - head - (height < 700 ? 70 : columns > 20 ? 122 : 170) - 14;
   const row = clamp(Math.floor((2 * room) / rows) / 2, 9, small ? 20 : 26);
   const most = width * (small ? 0.34 : columns > 24 ? 0.44 : 0.36);
   const atlas = Math.round(
-    clamp(GUTTER + columns * Math.max(row, 11) + gaps + pad, small ? 186 : width < 1280 ? 228 : 264, most),
+    clamp(GUTTER + columns * Math.max(row, 11) + gaps + pad, small ? 216 : width < 1280 ? 228 : 264, most),
   );
   const fits = Math.floor((atlas - GUTTER - pad - gaps) / columns);
   sizes.cell = Math.max(9, Math.min(fits, 26, Math.round(Math.max(row, 11) * 1.12)));

@@ -1,14 +1,18 @@
 // Start: read, lay out, open the first head. Panes draw themselves when something changes.
 import { $, el } from "./util.js";
 import { drawRamp, setTheme } from "./colour.js";
-import { Fault, readFacts, Trace } from "./data.js";
-import { emit, on, readHash, view } from "./state.js";
+import { Fault, source } from "./source.js";
+import { Trace } from "./data.js";
+import { emit, layerOf, on, readHash, view } from "./state.js";
 import { selectHead } from "./actions.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
 import { drawHeader } from "./header.js";
+import { followOther } from "./pages.js";
 import { startAtlas } from "./atlas.js";
 import { startChips } from "./chips.js";
+import { startSheet } from "./sheet.js";
+import { startSaving } from "./saving.js";
 import { startText } from "./text.js";
 import { startColumns } from "./columns.js";
 import { startDerivation } from "./derivation.js";
@@ -24,10 +28,10 @@ function walked() {
 
 function drawHeadline() {
   const { head, trace } = view,
-    role = roleName(head.role);
+    known = head.role != null; // a live page reads its heads one layer after another
   $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}`;
-  $("#badge").replaceChildren(glyph(role, 16), head.role);
-  $("#why").textContent = sentence(trace, trace.byLayer.get(head.layer), head);
+  $("#badge").replaceChildren(...(known ? [glyph(roleName(head.role), 16), head.role] : []));
+  $("#why").textContent = known ? sentence(trace, layerOf(head.layer), head) : "This head is being read.";
   for (const [id, sign, words] of [
     ["#before", "‹", "Previous"],
     ["#after", "›", "Next"],
@@ -41,14 +45,16 @@ function drawHeadline() {
 
 function startPanes() {
   startAtlas();
+  startSheet();
   startText();
   startChips();
   startColumns();
   startDerivation(); // before the tables, which take the room that it leaves
   startTables();
   startMatrix();
+  startSaving();
   startKeys();
-  on("head filter", drawHeadline);
+  on("head heads filter layout", drawHeadline);
   on("look theme layout", () => drawRamp(view.scale));
 }
 
@@ -57,24 +63,13 @@ function fail(fault) {
   document.body.className = "failed";
   $("#state").setAttribute("role", "alert");
   $("#state").replaceChildren(
-    el("h1", {}, known ? fault.title : "This page met an error"),
+    el("h2", {}, known ? fault.title : "This page met an error"),
     el("p", {}, known ? fault.message : String(fault)),
+    known && fault.call ? el("pre", {}, fault.call) : "",
   );
 }
 
-async function start() {
-  view.trace = new Trace(readFacts());
-  await view.trace.readThumbs();
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(system.matches);
-  const at = readHash();
-  view.head = at.head || view.trace.find(...view.trace.opening);
-  document.body.className = "";
-  drawHeader();
-  on("layout", layOut); // first: the panes measure themselves in it
-  startPanes();
-  await selectHead(view.head, { ...at, first: true });
-  emit("layout");
+function follow(system) {
   system.addEventListener(
     "change",
     (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")),
@@ -85,8 +80,45 @@ async function start() {
   });
   let waiting = 0;
   addEventListener("resize", () => (clearTimeout(waiting), (waiting = setTimeout(() => emit("layout"), 80))));
-  document.body.dataset.ready = "1";
 }
+
+// Header, text and empty thumbnails at once; then the thumbnails, then the numbers of one head.
+async function start() {
+  view.trace = /** @type {any} */ (new Trace(await source.facts()));
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(system.matches);
+  const at = readHash();
+  view.head = at.head || view.trace.find(...view.trace.opening);
+  view.token = at.query ?? at.key ?? view.trace.n - 1;
+  if (source.live) view.trace.weights(view.head); // on its way while the page lays itself out
+  document.body.className = "reading";
+  $("main").inert = true;
+  drawHeader();
+  on("layout", layOut); // first: the panes measure themselves in it
+  startPanes();
+  emit("layout");
+  await painted();
+  await view.trace.readThumbs();
+  emit("heads");
+  await selectHead(view.head, { ...at, first: true });
+  document.body.classList.remove("reading");
+  $("main").inert = false;
+  emit("layout"); // the sentence about the head takes a line or two
+  follow(system);
+  document.body.dataset.ready = "1";
+  followOther();
+  listen();
+}
+
+// A live page hears of the heads as they are read, one layer after another.
+async function listen() {
+  while (view.trace.reading) {
+    await new Promise((done) => setTimeout(done, 400));
+    if (await view.trace.hear()) emit("heads");
+  }
+}
+
+const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
 
 addEventListener("unhandledrejection", (event) => {
   if (event.reason instanceof Fault) event.preventDefault(); // said on the page, no need to say it in the console

@@ -6,10 +6,12 @@ export const WRITTEN_OUT = 4; // numbers of a vector that are all shown
 const WHOLE_ROW = 8, // keys of a row that are all shown
   CALCULATOR = 8; // digits of a pocket calculator
 
+/** @param {import("./types").Weights} weights @param {number} query @param {number} key @returns {import("./types").Numbers} */
 export function numbersOf(weights, query, key) {
   const { d, q, k, v, scale, causal, n } = weights,
     dv = v.length / n,
     seen = causal ? query + 1 : n;
+  /** @type {[number, number][]} */
   const pairs = Array.from({ length: d }, (_, x) => [q[query * d + x], k[key * d + x]]);
   const scores = new Float64Array(seen),
     lse = weights.lse[query],
@@ -45,11 +47,13 @@ export function numbersOf(weights, query, key) {
   };
 }
 
+/** @param {import("./types").Numbers} numbers @param {number} places */
 export const scaleOf = ({ byRoot, d, scale }, places) =>
   byRoot ? d ** -0.5 : Number(scale.toPrecision(places + 1));
 
 // The exponentials of a short row, with as many digits as give the weight; null for a long row, and where a
 // calculator has too few.
+/** @param {import("./types").Numbers} numbers */
 export function exponentials({ row, key, weight }) {
   const all = row.map(Math.exp),
     sum = all.reduce((a, b) => a + b, 0);
@@ -68,6 +72,7 @@ const round = (x, places) => Number(x.toFixed(places));
 const gives = (x, shown, places) => Math.abs(x - round(shown, places)) < 0.499 * 10 ** -places;
 
 // Whether each step, done with numbers of so many decimals, gives the next.
+/** @param {import("./types").Numbers} numbers @param {number} places */
 function agree(numbers, places) {
   const { pairs, d, dot, score, lse, weight, row } = numbers,
     short = exponentials(numbers);
@@ -80,6 +85,7 @@ function agree(numbers, places) {
   );
 }
 
+/** @param {import("./types").Numbers} numbers */
 export function decimalsFor(numbers) {
   let places = 3;
   while (places < 7 && !agree(numbers, places)) places++;
@@ -87,6 +93,7 @@ export function decimalsFor(numbers) {
 }
 
 // The decimals with which products of factors, rounded, add up to sums that have three; each is [factors, sum].
+/** @param {[pairs: [number, number][], sum: number][]} sums */
 export function decimalsForSums(sums) {
   let places = 3;
   const total = (pairs) => pairs.reduce((t, [a, b]) => t + round(a, places) * round(b, places), 0);

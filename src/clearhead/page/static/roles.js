@@ -1,6 +1,7 @@
 // The roles of heads: what each means, its sign, and the sentence about one head.
 import { el, shown, whole } from "./util.js";
 
+/** @type {Record<string, string>} */
 export const ROLES = {
   sink: "rests on one fixed token, often the first",
   previous: "looks one token back",
@@ -13,6 +14,7 @@ export const ROLES = {
 };
 
 const GROUND = '<path d="M1 1V13H13Z" fill="currentColor" opacity=".16"/>';
+/** @type {Record<string, string>} */
 const SIGNS = {
   sink: GROUND + '<path d="M2 2.6V13" stroke="currentColor" stroke-width="2.2"/>',
   previous: GROUND + '<path d="M1 4.2L9.8 13" stroke="currentColor" stroke-width="1.9"/>',
@@ -28,6 +30,7 @@ const SIGNS = {
     '<g fill="currentColor"><circle cx="5.6" cy="10" r="1.2"/><circle cx="2.8" cy="6" r="1"/><circle cx="9.4" cy="11.6" r="1"/></g>',
 };
 
+/** @param {string} role */
 export const roleName = (role) => (role in ROLES ? role : "other");
 
 export function glyph(role, size = 14) {
@@ -37,12 +40,14 @@ export function glyph(role, size = 14) {
 }
 
 // The score, with what a head would get that spreads evenly.
+/** @param {import("./types").Head} head @param {string} name */
 function share(head, name) {
   const base = head.baselines[name];
   return whole(head.scores[name]) + (base == null ? "" : ` (uniform: ${whole(base)})`);
 }
 
 // One sentence that says what the head does, with its score and the uniform head's.
+/** @param {import("./types").Trace} facts @param {import("./types").Layer} layer @param {import("./types").Head} head */
 export function sentence(facts, layer, head) {
   const score = (name) => share(head, name);
   const sinks = [...new Set(layer.sinks.map((s) => `“${shown(facts.tokens[s])}”`))].slice(0, 3).join(" and ");
@@ -58,9 +63,10 @@ export function sentence(facts, layer, head) {
   if (head.role === "broad")
     return `Spreads out: entropy ${nats(head)}, ${whole(head.scores.broad)} of the most it could have.`;
   const near = Object.entries(head.scores).filter(([name, x]) => name !== "broad" && x != null);
-  near.sort((a, b) => b[1] - a[1]);
+  near.sort((a, b) => Number(b[1]) - Number(a[1]));
   const closest = near.slice(0, 2).map(([name, x]) => `${name} ${whole(x)}`);
   return "No score passes its threshold." + (closest.length ? ` Closest: ${closest.join(", ")}.` : "");
 }
 
+/** @param {import("./types").Head} head */
 export const nats = (head) => (head.entropy == null ? "–" : head.entropy.toFixed(2) + " nats");

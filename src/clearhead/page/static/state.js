@@ -1,10 +1,12 @@
 // What is looked at. Panes read `view`, call actions, and listen for what changed.
-import { clamp } from "./util.js";
+import { $, clamp } from "./util.js";
+import { ROLES } from "./roles.js";
 
+/** @type {import("./types").View} */
 export const view = {
-  trace: null,
-  head: null,
-  weights: null,
+  trace: /** @type {any} */ (null), // these three are there before a pane draws numbers
+  head: /** @type {any} */ (null),
+  weights: /** @type {any} */ (null),
   direction: "from", // "from": `token` is the query, `other` the key; "to": the other way round
   token: 0,
   other: 0,
@@ -12,6 +14,9 @@ export const view = {
   hover: null, // the token under the pointer, and its strongest partner
   hoverOther: null,
   mode: "text",
+  sheet: false, // the contact sheet covers the other panes
+  wide: false, // so does the matrix
+  zoom: null, // the part of the matrix on the canvas; null: all of it
   tab: "derivation", // of the lower pane on a small page: "derivation" or "matrix"
   scale: "root",
   lines: false,
@@ -23,17 +28,34 @@ export const view = {
 
 // The pair that every pane shows: the pointer leads while nothing is pinned, and in columns always.
 const pointerLeads = () => view.hover != null && (!view.pinned || view.mode === "columns");
-export const shownToken = () => (pointerLeads() ? view.hover : view.token);
-export const shownOther = () => (pointerLeads() ? view.hoverOther : view.other);
+/** @returns {number} */
+export const shownToken = () => (pointerLeads() ? Number(view.hover) : view.token);
+/** @returns {number} */
+export const shownOther = () => (pointerLeads() ? Number(view.hoverOther) : view.other);
 export const queryOf = () => (view.direction === "from" ? shownToken() : shownOther());
 export const keyOf = () => (view.direction === "from" ? shownOther() : shownToken());
-export const along = (token) =>
-  view.direction === "from" ? view.weights.row(token) : view.weights.column(token);
-export const sinksOf = (head) => view.trace.byLayer.get(head.layer).sinks;
+
+// The weights that lead from a token or to it: of every pane that asks, the first computes them.
+/** @type {any} */
+let latestRow = {};
+/** @param {number} token @returns {Float32Array} */
+export function along(token) {
+  const { weights, direction } = view;
+  if (latestRow.weights !== weights || latestRow.direction !== direction || latestRow.token !== token) {
+    const row = direction === "from" ? weights.row(token) : weights.column(token);
+    latestRow = { weights, direction, token, row };
+  }
+  return latestRow.row;
+}
+/** @param {number} layer @returns {import("./types").Layer} */
+export const layerOf = (layer) => /** @type {any} */ (view.trace.byLayer.get(layer));
+/** @param {import("./types").Head} head */
+export const sinksOf = (head) => layerOf(head.layer).sinks;
 export const faded = (j) => view.fade && sinksOf(view.head).includes(j);
 
 // Changes: "head" another head, "pair" another query or key, "hover" the pointer, "look" scale, theme or a
-// switch, "layout" sizes, "filter" roles shown.
+// switch, "layout" sizes, "filter" roles shown, "zoom" the part of the matrix, "heads" what is known of them.
+/** @type {Record<string, ((change: string) => void)[]>} */
 const listeners = {};
 export function on(changes, listener) {
   for (const change of changes.split(" ")) (listeners[change] ||= []).push(listener);
@@ -43,7 +65,7 @@ export function emit(change) {
 }
 
 export function say(words) {
-  document.getElementById("live").textContent = words;
+  $("#live").textContent = words;
 }
 
 // The view in the address, so that a link shows the same. An embedded page has no address of its own.
@@ -59,13 +81,17 @@ export function writeHash() {
   if (view.mode !== "text") parts.push("mode=" + view.mode);
   if (view.lines) parts.push("lines=1");
   if (view.fade) parts.push("fade=1");
+  if (view.sheet) parts.push("sheet=1");
+  if (view.wide) parts.push("wide=1");
+  if (view.zoom) parts.push("zoom=" + [view.zoom.x, view.zoom.y, view.zoom.size].map((x) => +x.toFixed(3)).join());
+  if (view.filter.size) parts.push("roles=" + [...view.filter].join("."));
   history.replaceState(null, "", "#" + parts.join("&"));
 }
 
 export function readHash() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const { trace } = view;
-  const one = (name, values) => (values.includes(hash.get(name)) ? hash.get(name) : null);
+  const one = (name, values) => /** @type {any} */ (values.includes(hash.get(name)) ? hash.get(name) : null);
   const position = (name) =>
     /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.n - 1) : null;
   view.direction = one("dir", ["from", "to"]) || "from";
@@ -73,6 +99,11 @@ export function readHash() {
   view.scale = one("scale", ["linear", "root", "log"]) || (trace.n <= 1024 ? "root" : "linear");
   view.lines = hash.has("lines");
   view.fade = hash.has("fade");
+  view.sheet = hash.has("sheet");
+  view.wide = hash.has("wide") && !view.sheet;
+  const [x, y, size] = (hash.get("zoom") || "").split(",").map(Number);
+  view.zoom = size > 0 && x >= 0 && y >= 0 ? { x, y, size } : null;
+  view.filter = new Set((hash.get("roles") || "").split(".").filter((role) => role in ROLES));
   const [layer, head] = (hash.get("h") || "").split(".").map(Number);
   return { head: trace.find(layer, head), query: position("q"), key: position("k") };
 }

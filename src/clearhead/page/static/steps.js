@@ -3,6 +3,7 @@ import { addingUp, bold, bracketed, decimal, digits, factor, length, matrix, mi,
 import { over, piece, power, root, spare, sub, summed, sumOver, trimmed, vector } from "./maths.js";
 import { decimalsForSums, scaleOf, WRITTEN_OUT } from "./numbers.js";
 
+/** @param {import("./types").Numbers} numbers @param {number} places @returns {import("./types").Step} */
 export function compare({ query, key, d, pairs, dot }, places) {
   const formula = piece(mi("ω"), mo("="), vector("q", query, "query"), mo("·"), vector("k", key, "key"));
   const whole = mn(decimal(dot, places));
@@ -25,6 +26,7 @@ export function compare({ query, key, d, pairs, dot }, places) {
   ];
 }
 
+/** @param {import("./types").Numbers} numbers @param {number} places @returns {import("./types").Step} */
 export function rescale(numbers, places) {
   const { d, byRoot, dot, score } = numbers,
     from = decimal(dot, places),
@@ -39,6 +41,7 @@ export function rescale(numbers, places) {
   ];
 }
 
+/** @param {import("./types").Numbers} numbers @param {number} places @returns {import("./types").Step} */
 export function softmax(numbers, places) {
   const { score, lse, weight } = numbers,
     result = digits(weight, "key");
@@ -53,6 +56,7 @@ export function softmax(numbers, places) {
   ];
 }
 
+/** @param {import("./types").Numbers} numbers @param {{ texts: string[], whole: string }} short @param {number} places */
 export function wholeRow({ row, key, weight }, { texts, whole }, places) {
   const powers = row.map((s) => power(mn(decimal(s, places)))),
     one = mn(texts[key]);
@@ -72,6 +76,7 @@ const mixed = piece(
 );
 
 // z of a short row, written out; else what one key brings.
+/** @param {import("./types").Numbers} numbers @returns {import("./types").Step} */
 export function mix(numbers) {
   const { key, row, dv, weight, z } = numbers,
     hint = "add the values, weighted";
@@ -97,6 +102,7 @@ export function mix(numbers) {
   return [hint, mixed + (z.some(Boolean) ? size : "")];
 }
 
+/** @param {import("./types").Numbers} numbers */
 function writtenOut({ row, lse, z, value }) {
   const weights = row.map((s) => Math.exp(s - lse));
   const places = decimalsForSums([...z].map((sum, c) => [weights.map((w, j) => [w, value(j)[c]]), sum]));

@@ -8,6 +8,7 @@ const svgOf = (kind, label, inside, box = "") =>
 const stretched = (height) => `viewBox="0 0 100 ${height}" preserveAspectRatio="none"`;
 
 // A bar up or down from `zero`, of a number between -1 and 1.
+/** @param {number} x @param {number} i @param {number} count @param {number} zero @param {number} high @param {string} fill */
 function bar(x, i, count, zero, high, fill) {
   const wide = 100 / count,
     size = Math.max(0.01, Math.abs(x) * high);
@@ -15,6 +16,7 @@ function bar(x, i, count, zero, high, fill) {
 }
 
 // The product of query and key at each place; those that a table tells are dark.
+/** @param {number[]} products @param {Set<number>} told */
 export function spectrum(products, told) {
   const most = Math.max(...products.map(Math.abs), 1e-9);
   const bars = products.map((x, c) =>
@@ -28,6 +30,7 @@ export function spectrum(products, told) {
 const HISTOGRAM = 300; // more scores are counted, not drawn one by one
 
 // All scores of a row from the least to the most, the key's own marked.
+/** @param {Float64Array} scores @param {number} key */
 export function scoreStrip(scores, key) {
   let [low, high] = [Infinity, -Infinity];
   for (const s of scores) [low, high] = [Math.min(low, s), Math.max(high, s)];
@@ -57,6 +60,7 @@ function counted(scores, low, high) {
 }
 
 // What the key brings, α v, above what all bring together, z.
+/** @param {number[]} brought @param {number[]} z */
 export function valueStrip(brought, z) {
   const most = Math.max(...z.map(Math.abs), ...brought.map(Math.abs), 1e-9);
   const row = (numbers, zero, fill) =>

@@ -1,6 +1,6 @@
 // Beside the derivation: what the query looks at, and what it gets from there. A head whose vectors are not here has
 // its row and its column instead.
-import { $, clamp, el, grouped, percent, shown } from "./util.js";
+import { $, clamp, el, grouped, percent, shown, soon, under } from "./util.js";
 import { keyOf, on, queryOf, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
@@ -12,6 +12,7 @@ const ROW = 17,
 
 const PLURAL = { key: "keys", query: "queries" };
 const othersOf = (count, word) => `${grouped(count)} other ${count === 1 ? word : PLURAL[word]}`;
+/** @param {string} text @param {string} [kind] */
 const cell = (text, kind) => el("td", { class: kind }, text);
 const shareBar = (x, most) =>
   el("b", { class: x < 0 ? "negative" : null, style: `width:${(100 * Math.abs(x)) / most}%` });
@@ -23,12 +24,32 @@ function room(box, above) {
 }
 
 // The lines to show, strongest first: as many as there is room for, and the chosen one among them, with its rank.
+/** @param {Float32Array | Float64Array} weights @param {number} chosen @param {number} among @param {number} space @returns {[number, number][]} */
 function chosenLines(weights, chosen, among, space) {
-  const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]);
-  const lines = order.slice(0, among === space + 1 ? among : space), // one more takes the line of the others
-    at = order.indexOf(chosen);
-  if (at >= lines.length) lines[lines.length - 1] = chosen;
-  return lines.map((i) => [i, order.indexOf(i) + 1]);
+  const lines = strongest(weights, among === space + 1 ? among : space); // one more takes the line of the others
+  const ranks = lines.map((_, at) => at + 1),
+    at = lines.indexOf(chosen);
+  if (at < 0 && weights[chosen] > 0) {
+    lines[lines.length - 1] = chosen;
+    ranks[lines.length - 1] = 1;
+    for (const w of weights) if (w > weights[chosen]) ranks[lines.length - 1]++;
+  }
+  return lines.map((i, place) => [i, ranks[place]]);
+}
+
+// The indices of the largest weights above 0, in their order: few of perhaps very many.
+/** @param {Float32Array | Float64Array} weights @param {number} count */
+function strongest(weights, count) {
+  /** @type {number[]} */
+  const best = [];
+  weights.forEach((w, i) => {
+    if (!(w > 0) || (best.length === count && w <= weights[best[count - 1]])) return;
+    let at = best.length;
+    while (at > 0 && weights[best[at - 1]] < w) at--;
+    best.splice(at, 0, i);
+    if (best.length > count) best.pop();
+  });
+  return best;
 }
 
 function tableLine(i, rank, chosen, ...cells) {
@@ -47,18 +68,26 @@ function othersLine(count, word, ...cells) {
 }
 
 // Widths of the columns, then their headings.
-function headingOf(widths, word, ...more) {
+/** @param {string[]} widths @param {string} word @param {HTMLElement[]} more */
+function headingOf([first, ...others], word, ...more) {
+  const digits = String(view.trace.n).length,
+    widths = [18 + 6 * digits + "px", first, 24 + 7 * digits + "px", ...others];
   const columns = widths.map((width) => el("col", { style: width && `width:${width}` }));
-  const cells = [el("th"), el("th", { class: "left" }, word), el("th", {}, "at"), ...more];
+  const cells = [
+    el("th", {}, el("span", { class: "sr" }, "rank")),
+    el("th", { class: "left" }, word),
+    el("th", {}, "at"),
+    ...more,
+  ];
   return [el("colgroup", {}, ...columns), el("thead", {}, el("tr", {}, ...cells))];
 }
 
 // --- what it looks at and what it gets ----------------------------------------------------------------------
 
 const NORM =
-  '<math><mo stretchy="false" lspace="0" rspace="0">‖</mo><mi>v</mi><mo stretchy="false" lspace="0" rspace="0">‖</mo></math>';
+  '<span class="sr">length of v</span><math aria-hidden="true"><mo stretchy="false" lspace="0" rspace="0">‖</mo><mi>v</mi><mo stretchy="false" lspace="0" rspace="0">‖</mo></math>';
 
-const WIDTHS = ["24px", "", "38px", "50px", "14%", "50px", "54px", "14%", "50px"];
+const WIDTHS = ["", "50px", "14%", "50px", "54px", "14%", "60px"];
 
 // A part of z in percent: it may be negative.
 const partOf = (x) => (Math.abs(x) < 0.001 ? "<0.1%" : (100 * x).toFixed(1).replace("-", "−") + "%");
@@ -66,6 +95,7 @@ const partOf = (x) => (Math.abs(x) < 0.001 ? "<0.1%" : (100 * x).toFixed(1).repl
 const tenths = (x) => (Math.abs(x) < 0.001 ? 0 : Math.round(1000 * x));
 const without = (shares) => (1000 - shares.reduce((sum, x) => sum + tenths(x), 0)) / 1000;
 
+/** @param {import("./types").Numbers} numbers */
 function drawDerived(numbers) {
   const { scores, lse, key, seen, norm, share } = numbers;
   const weights = scores.map((s) => Math.exp(s - lse));
@@ -95,7 +125,7 @@ function drawDerived(numbers) {
         el("td"),
         el("td"),
         cell(percent(Math.max(left, 1e-9))),
-        el("td"),
+        cell("", "norm"),
         el("td"),
         cell(partOf(got)),
       ),
@@ -141,18 +171,13 @@ function fill(table, word, weights, chosen, among, most, total) {
     made.push(othersLine(others, word, el("td"), cell(left == null ? "" : share(Math.max(left, 1e-9)))));
   }
   table.replaceChildren(
-    ...headingOf(
-      ["30px", "", "52px", "42%", "54px"],
-      word,
-      el("th", { class: "left bars" }, "weight, α"),
-      el("th"),
-    ),
+    ...headingOf(["", "42%", "54px"], word, el("th", { class: "left bars", colspan: 2 }, "weight, α")),
     el("tbody", {}, ...made),
   );
 }
 
 function drawTables() {
-  if (!$("#tables").clientWidth) return;
+  if (!$("#tables").clientWidth || !view.weights) return;
   const { weights } = view,
     numbers = derived();
   $("#looks").classList.toggle("derived", numbers != null);
@@ -192,17 +217,18 @@ export const focusTable = () => $("#looks tr.on")?.focus();
 export function startTables() {
   const box = $("#two");
   box.addEventListener("click", (event) => {
-    const row = event.target.closest("tr[data-i]");
+    const row = under(event, "tr[data-i]");
     if (row) choose(row, true);
   });
   box.addEventListener("keydown", (event) => {
-    const row = event.target.closest("tr[data-i]");
+    const row = under(event, "tr[data-i]");
     const next = row && { ArrowUp: row.previousElementSibling, ArrowDown: row.nextElementSibling }[event.key];
     if (!row || !["ArrowUp", "ArrowDown"].includes(event.key)) return;
     event.preventDefault();
     event.stopPropagation();
     if (next?.dataset.i) choose(next, true);
   });
-  on("pair hover layout", drawTables);
+  on("pair layout", drawTables);
+  on("hover", soon(drawTables));
   on("head", drawNote);
 }

@@ -1,23 +1,25 @@
 // Tokens as flowing text, tinted by the weights of the token that leads.
-import { $, clamp, el, percent, plural, shown, sized } from "./util.js";
-import { colour, ink, rgb, theme, tint, tone } from "./colour.js";
+import { $, el } from "./util.js";
+import { ink, rgb, tint } from "./colour.js";
 import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
-import { hoverToken, selectOther, selectToken, unpin } from "./actions.js";
 import { sizes } from "./layout.js";
-import { buildText, spans } from "./words.js";
+import { buildFlow, eachBuilt, estimateHeights, fillWindow, scrollToToken, spans } from "./flow.js";
+import { drawRuler, startRuler } from "./ruler.js";
+import { startReading } from "./reading.js";
 
 const TINTED = 0.004,
   LABELLED = 0.03,
   LABELS = 12;
 let weightsNow = null,
-  tinted = [],
+  tinted = [], // tokens whose weight is tinted, in the order of the text
   labelled = [],
-  seen = [0, Infinity];
+  seen = [0, Infinity]; // what can be seen from the token that leads
 
 // The largest reading size at which the text needs no scrolling.
 function fitText() {
   const box = $("#text");
-  if (box.classList.contains("long") || !box.clientHeight) return;
+  if (!box.clientHeight) return;
+  if (box.classList.contains("long")) return estimateHeights();
   box.scrollTop = 0;
   const most = sizes.small ? 19 : 23;
   for (let size = most; size >= 15; size--) {
@@ -29,28 +31,33 @@ function fitText() {
 }
 
 // Tokens outside [low, high) cannot be seen from the one that leads.
+/** @param {number} low @param {number} high */
 function muteOutside(low, high) {
   const [a, b] = seen;
-  for (let i = 0; i < spans.length; i++) {
+  seen = [low, high];
+  eachBuilt((i) => {
     const was = i >= a && i < b,
       is = i >= low && i < high;
     if (was !== is) spans[i].classList.toggle("unseen", !is);
-  }
-  seen = [low, high];
+  });
 }
 
+const floor = () => (view.scale === "log" ? 2e-4 : TINTED);
+/** @param {number} i @param {number} token */
+const isTinted = (i, token) =>
+  weightsNow[i] >= floor() && !(view.direction === "from" && i !== token && faded(i));
+
+function tintToken(i) {
+  const fill = tint(view.scale, weightsNow[i]);
+  spans[i].style.background = rgb(fill);
+  spans[i].style.color = ink(fill);
+}
+
+/** @param {number} token */
 function paintTints(token) {
-  for (const i of tinted) spans[i].style.background = spans[i].style.color = "";
-  const floor = view.scale === "log" ? 2e-4 : TINTED,
-    from = view.direction === "from";
-  tinted = [];
-  weightsNow.forEach((w, i) => {
-    if (w < floor || (from && i !== token && faded(i))) return;
-    const fill = tint(view.scale, w);
-    spans[i].style.background = rgb(fill);
-    spans[i].style.color = ink(fill);
-    tinted.push(i);
-  });
+  for (const i of tinted) if (spans[i]) spans[i].style.background = spans[i].style.color = "";
+  tinted = [...weightsNow.keys()].filter((i) => isTinted(i, token));
+  for (const i of tinted) if (spans[i]) tintToken(i);
 }
 
 // A share under the strongest tokens; the weaker of two that would touch is left out.
@@ -62,6 +69,7 @@ function paintLabels() {
     .sort((a, b) => weightsNow[b] - weightsNow[a]);
   const boxes = [];
   for (const i of strong.slice(0, LABELS)) {
+    if (!spans[i]) continue;
     const label = el("i", { "aria-hidden": "true" }, Math.round(100 * weightsNow[i]) + "%");
     spans[i].append(label);
     const box = label.getBoundingClientRect();
@@ -77,15 +85,15 @@ function markTokens() {
     span.removeAttribute("aria-selected");
   }
   const leading = shownToken();
-  if (keyOf() !== queryOf()) spans[keyOf()].classList.add("is-key");
-  spans[queryOf()].classList.add("is-query");
-  spans[leading].setAttribute("aria-selected", "true");
+  if (keyOf() !== queryOf()) spans[keyOf()]?.classList.add("is-key");
+  spans[queryOf()]?.classList.add("is-query");
+  spans[leading]?.setAttribute("aria-selected", "true");
   $("#text").setAttribute("aria-activedescendant", "t" + leading);
 }
 
 function drawLines() {
   $("#line-layer")?.remove();
-  if (!view.lines) return;
+  if (!view.lines || !spans[shownToken()]) return;
   const box = $("#text"),
     frame = box.getBoundingClientRect(),
     leading = shownToken();
@@ -95,7 +103,7 @@ function drawLines() {
   };
   const [x0, y0] = middle(leading);
   const strong = tinted
-    .filter((i) => i !== leading && weightsNow[i] >= 0.02)
+    .filter((i) => i !== leading && spans[i] && weightsNow[i] >= 0.02)
     .sort((a, b) => weightsNow[b] - weightsNow[a])
     .slice(0, 6);
   const layer = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -112,45 +120,8 @@ function drawLines() {
   box.append(layer);
 }
 
-// A strip beside a scrolled text: where the tinted tokens, the query and the key are.
-function drawRuler() {
-  const strip = $("#ruler"),
-    box = $("#text"),
-    height = box.clientHeight,
-    all = box.scrollHeight;
-  strip.style.display = all > height + 2 ? "block" : "none";
-  if (strip.style.display === "none") return;
-  const context = sized(strip, 14, height),
-    at = (i) => (spans[i].offsetTop / all) * height;
-  context.fillStyle = colour("cell");
-  context.fillRect(3, 0, 8, height);
-  for (const i of [...tinted].sort((a, b) => weightsNow[a] - weightsNow[b])) {
-    context.fillStyle = rgb(theme.weights[clamp(tone(view.scale, weightsNow[i]) + 30, 0, 255)]);
-    context.fillRect(3, at(i), 8, 2);
-  }
-  for (const [name, i] of [
-    ["key", keyOf()],
-    ["query", queryOf()],
-  ]) {
-    context.fillStyle = colour(name);
-    context.fillRect(0, at(i) - 1, 14, 3);
-  }
-  context.strokeStyle = colour("mute");
-  context.strokeRect(1.5, (box.scrollTop / all) * height + 0.5, 11, (height / all) * height - 1);
-}
-
-function scrollToToken(i) {
-  const box = $("#text"),
-    y = spans[i].offsetTop;
-  if (view.mode !== "text" || box.scrollHeight <= box.clientHeight) return;
-  if (y >= box.scrollTop + 30 && y <= box.scrollTop + box.clientHeight - 70) return;
-  let first = i; // the token at the start of the line that comes to the top
-  while (first > 0 && spans[first - 1].offsetTop >= y - box.clientHeight * 0.6) first--;
-  box.scrollTop = first ? spans[first].offsetTop - 8 : 0;
-}
-
 function paintText() {
-  if (view.mode !== "text") return; // nothing can be measured while it is not shown: painted when it is
+  if (view.mode !== "text" || !view.weights) return; // nothing can be measured while it is not shown: painted when it is
   const token = shownToken(),
     from = view.direction === "from";
   weightsNow = along(token);
@@ -160,124 +131,40 @@ function paintText() {
   paintLabels();
   markTokens();
   drawLines();
-  drawRuler();
+  drawRuler(tinted, weightsNow);
 }
 
-// Pinned: the pointer reads one weight, its rank and distance.
-function read(i) {
-  const reader = $("#reader");
-  if (i == null || !view.pinned) return reader.replaceChildren();
-  const [query, key] = view.direction === "from" ? [view.token, i] : [i, view.token],
-    name = `“${shown(view.trace.tokens[i])}” ${i}: `;
-  if (!view.weights.sees(query, key))
-    return reader.replaceChildren(name + "later than the query, cannot be seen");
-  const weight = weightsNow[i],
-    away = Math.abs(query - key);
-  const rank = 1 + weightsNow.reduce((count, w) => count + (w > weight), 0);
-  const said =
-    weight || view.weights.exact
-      ? `${percent(weight, view.weights.exact, 2)}, rank ${rank}`
-      : `under ${percent(view.weights.floor)}`;
-  reader.replaceChildren(
-    name + `${said}, ${away ? plural(away, "token") + (key <= query ? " back" : " ahead") : "itself"}`,
-  );
-}
-
-function lineMove(step) {
-  const here = spans[view.token].getBoundingClientRect(),
-    middle = here.left + here.width / 2;
-  let best = view.token,
-    least = Infinity,
-    line = null;
-  for (let i = view.token + step; spans[i]; i += step) {
-    const box = spans[i].getBoundingClientRect();
-    if (Math.abs(box.top - here.top) < 8) continue;
-    line ??= box.top;
-    if (Math.abs(box.top - line) > 8) break;
-    const off = Math.abs(box.left + box.width / 2 - middle);
-    if (off < least) [best, least] = [i, off];
-  }
-  if (best !== view.token) selectToken(best);
-}
-
-function textKey(event) {
-  const moves = {
-    ArrowLeft: () => (event.shiftKey ? selectOther(view.other - 1) : selectToken(view.token - 1)),
-    ArrowRight: () => (event.shiftKey ? selectOther(view.other + 1) : selectToken(view.token + 1)),
-    ArrowUp: () => lineMove(-1),
-    ArrowDown: () => lineMove(1),
-    Home: () => selectToken(0),
-    End: () => selectToken(view.trace.n - 1),
-    Enter: unpin,
-    " ": unpin,
-  };
-  if (!moves[event.key]) return;
-  event.preventDefault();
-  event.stopPropagation();
-  moves[event.key]();
-}
-
-const indexOf = (event) => {
-  const span = event.target.closest(".t");
-  return span ? Number(span.dataset.i) : null;
-};
-
-function startPointer(box) {
-  let press = 0;
-  box.addEventListener("click", (event) => {
-    const i = indexOf(event);
-    if (i == null) return;
-    if (event.shiftKey || event.altKey) selectOther(i);
-    else if (view.pinned && i === view.token) unpin();
-    else selectToken(i);
-  });
-  box.addEventListener("mouseover", (event) => {
-    const i = indexOf(event);
-    if (i == null) return;
-    if (!view.pinned) hoverToken(i);
-    read(i);
-  });
-  box.addEventListener("mouseleave", () => (read(null), view.pinned || hoverToken(null)));
-  box.addEventListener(
-    "touchstart",
-    (event) => {
-      const i = indexOf(event);
-      if (i != null) press = setTimeout(() => ((press = -1), selectOther(i)), 450);
-    },
-    { passive: true },
-  );
-  box.addEventListener("touchend", (event) => (press === -1 ? event.preventDefault() : clearTimeout(press)));
-}
-
-function findToken(words) {
-  const { tokens, n } = view.trace;
-  for (let step = 1; step <= n; step++) {
-    const i = (view.token + step) % n;
-    if (shown(tokens[i]).toLowerCase().startsWith(words.toLowerCase())) return selectToken(i);
-  }
-  $("#reader").replaceChildren(`no token starts with “${words}”`);
-}
-
-function startFind() {
-  $("#find").addEventListener("keydown", (event) => {
-    event.stopPropagation();
-    if (event.key === "Enter" && event.target.value) findToken(event.target.value);
-    if (event.key === "Escape") ((event.target.value = ""), $("#text").focus());
-  });
+// Blocks that came into the window look like the rest.
+function dress(blocks) {
+  if (!weightsNow) return;
+  for (const { first, end } of blocks)
+    for (let i = first; i < end; i++) {
+      if (i < seen[0] || i >= seen[1]) spans[i].classList.add("unseen");
+      if (isTinted(i, shownToken())) tintToken(i);
+    }
+  paintLabels();
+  markTokens();
+  drawLines();
 }
 
 export function startText() {
   const box = $("#text");
-  buildText();
-  startPointer(box);
-  startFind();
-  box.addEventListener("keydown", textKey);
-  box.addEventListener("scroll", drawRuler);
-  $("#ruler").addEventListener(
-    "click",
-    (event) => (box.scrollTop = (event.offsetY / box.clientHeight) * box.scrollHeight - box.clientHeight / 2),
-  );
-  on("layout", () => (fitText(), view.weights && (paintText(), scrollToToken(view.token))));
+  buildFlow(dress);
+  startRuler();
+  startReading(box);
+  let waiting = false;
+  box.addEventListener("scroll", () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(
+      () => ((waiting = false), fillWindow(), weightsNow && drawRuler(tinted, weightsNow)),
+    );
+  });
+  on("layout", () => {
+    fitText();
+    fillWindow();
+    if (view.weights) (scrollToToken(view.token), paintText());
+  });
   on("pair", () => (scrollToToken(view.token), paintText()));
   on("hover look theme", paintText);
 }

@@ -1,24 +1,49 @@
 // Small things that every pane uses.
 
-export const $ = (selector) => document.querySelector(selector);
+/** @param {string} selector @returns {HTMLElement} of the page itself: it is there */
+export const $ = (selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
+/** @param {string} selector @returns {HTMLElement[]} */
+export const $$ = (selector) => [
+  .../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(selector)),
+];
+/** @param {Event} event @param {string} selector @returns {HTMLElement | null} where it happened, or what is around */
+export const under = (event, selector) =>
+  /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest(selector));
+/** @param {string} selector */
+export const inputOf = (selector) => /** @type {HTMLInputElement} */ ($(selector));
+/** @param {string} selector */
+export const canvasOf = (selector) => /** @type {HTMLCanvasElement} */ ($(selector));
+/** @param {HTMLCanvasElement} canvas */
+export const drawingOn = (canvas) => /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+/** @param {number} x @param {number} low @param {number} high */
 export const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 
-// An element; text never becomes markup: strings are appended as text.
+/**
+ * An element; text never becomes markup: strings are appended as text.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, unknown>} attributes null and false: left out
+ * @param {(Node | string | null | undefined)[]} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("aria-"))
-      made.setAttribute(name, value); // "true" and "false" are words there
-    else if (value === true) made.setAttribute(name, "");
-    else if (value != null && value !== false) made.setAttribute(name, value);
+      made.setAttribute(name, String(value)); // "true" and "false" are words there
+    else if (value == null || value === false) continue;
+    else if (name === "style")
+      made.style.cssText = String(value); // a served page allows no style attribute
+    else made.setAttribute(name, value === true ? "" : String(value));
   }
-  made.append(...children.filter((child) => child != null));
+  for (const child of children) if (child != null) made.append(child);
   return made;
 }
 
 export const CONTINUED = "\ufffd"; // a token that holds further bytes of the character begun before it
 
 // A token as one printable word: spaces, newlines and empty pieces are made visible.
+/** @param {string} token */
 export function shown(token) {
   if (token === "") return "∅";
   if (token === CONTINUED) return "┊";
@@ -31,8 +56,10 @@ export function shown(token) {
   return /^ {4,}$/.test(token) ? `␣×${token.length}` : visible(token).replace(/\s/g, "␣");
 }
 
+/** @param {number} n */
 export const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
+/** @param {number} n */
 export function bytes(n) {
   if (n >= 1e9) return (n / 1e9).toFixed(n >= 1e10 ? 0 : 1) + " GB";
   if (n >= 1e6) return (n / 1e6).toFixed(n >= 1e8 ? 0 : 1) + " MB";
@@ -40,6 +67,7 @@ export function bytes(n) {
 }
 
 // A share; "exact" is false for 8-bit weights, whose error above 10% is up to 0.4 points.
+/** @param {number} x */
 export function percent(x, exact = true, digits = 1) {
   if (x >= 0.9995) return "100%";
   if (x >= 0.0995) return (100 * x).toFixed(exact ? digits : 0) + "%";
@@ -47,17 +75,31 @@ export function percent(x, exact = true, digits = 1) {
   return x > 0 ? "<0.1%" : "0%";
 }
 
+/** @param {number | null | undefined} x */
 export const whole = (x) => (x == null ? "–" : Math.round(100 * x) + "%");
+/** @param {number} n @param {string} one */
 export const plural = (n, one) => `${grouped(n)} ${one}${n === 1 ? "" : "s"}`;
 
+// The same, once, before the browser paints: what follows the pointer need not follow each of its steps.
+/** @param {() => void} draw */
+export function soon(draw) {
+  let waiting = false;
+  return () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => ((waiting = false), draw()));
+  };
+}
+
 // A canvas sized in CSS pixels, its context scaled to the screen's.
+/** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
 export function sized(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   canvas.style.width = width + "px";
   canvas.style.height = height + "px";
-  const context = canvas.getContext("2d");
+  const context = drawingOn(canvas);
   context.scale(ratio, ratio);
   return context;
 }

@@ -1,8 +1,6 @@
-// The text as elements: paragraphs of words, words of tokens. Built once.
-import { $, CONTINUED, el, shown } from "./util.js";
-import { view } from "./state.js";
+// Tokens as elements: words of tokens, and where lines and paragraphs end.
+import { CONTINUED, el, shown } from "./util.js";
 
-const LONG = 512; // more tokens are set smaller, and scroll
 const SPECIAL = /^(\[[A-Z]+\]|<\|?[\w/ ]+\|?>)$/;
 const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
 const RIGHT_TO_LEFT = /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u;
@@ -10,23 +8,24 @@ const LETTER_BEFORE = /[\p{L}\p{N}]$/u;
 const LETTER = /^[\p{L}\p{N}]/u;
 const WORD = 40; // characters that are kept on one line
 
-export const spans = []; // one element a token
-
 // How many lines end before the words of a token, and how many after them (or in a token of space alone).
-function breaks(token) {
+/** @param {string} token @returns {[before: number, after: number]} */
+export function breaks(token) {
   const count = (space) => space.split("\n").length - 1;
-  if (!token.trim()) return [0, count(token)];
-  return [count(token.match(/^\s*/)[0]), count(token.match(/\s*$/)[0])];
+  const [before, after] = [token.length - token.trimStart().length, token.trimEnd().length];
+  return token.trim() ? [count(token.slice(0, before)), count(token.slice(after))] : [0, count(token)];
 }
 
 // What a token looks like in running text: the space and the line ends before it stand there, not in it.
+/** @param {string} token */
 function visible(token) {
   if (token.includes("\n")) return token.trim().replace(/\s*\n\s*/g, "⏎") + (breaks(token)[1] ? "⏎" : "");
   if (token && !token.trim()) return /\t/.test(token) ? "⇥" : "·".repeat(Math.min(token.length, 8));
   return shown(token.replace(/^ /, ""));
 }
 
-function spanOf(token, i, previous) {
+/** @param {string} token @param {number} i @param {string} previous */
+export function spanOf(token, i, previous) {
   const names = ["t"];
   if (token === CONTINUED && i > 0) {
     const words = "continues the character before";
@@ -51,21 +50,11 @@ function spanOf(token, i, previous) {
   );
 }
 
-// The text cut at every empty line: [first, end) of tokens.
-function paragraphs(tokens) {
-  const cuts = new Set([0]);
-  tokens.forEach((token, i) => {
-    const [before, after] = breaks(token);
-    if (before > 1) cuts.add(i);
-    if (after > 1) cuts.add(i + 1);
-  });
-  const edges = [...cuts.add(tokens.length)];
-  return edges.slice(1).map((end, p) => [edges[p], end]);
-}
-
-function paragraph(tokens, first, end) {
+// The tokens [first, end) as one block; `spans` gets one element a token.
+/** @param {string[]} tokens @param {number} first @param {number} end @param {HTMLElement[]} spans */
+export function blockOf(tokens, first, end, spans) {
   const dir = RIGHT_TO_LEFT.test(tokens.slice(first, end).join("")) ? "rtl" : null;
-  const box = el("div", { class: first ? "paragraph gap" : "paragraph", role: "none", dir });
+  const box = el("div", { class: "paragraph", role: "none", dir });
   let word = null,
     held = 0;
   for (let i = first; i < end; i++) {
@@ -84,10 +73,4 @@ function paragraph(tokens, first, end) {
     if (after) word = null;
   }
   return box;
-}
-
-export function buildText() {
-  const { tokens } = view.trace;
-  $("#text").classList.toggle("long", tokens.length > LONG);
-  $("#text").replaceChildren(...paragraphs(tokens).map(([first, end]) => paragraph(tokens, first, end)));
 }

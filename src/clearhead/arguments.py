@@ -1,0 +1,168 @@
+"""What is given to the commands, checked before any of their work begins."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from clearhead._files import FIGURES, why_no_folder
+from clearhead._format import size
+from clearhead._plain import plain
+
+__all__ = [
+    "DEFAULT_TEXT",
+    "budget_of",
+    "check_figure",
+    "check_recording",
+    "layer_numbers",
+    "stop",
+    "target_of",
+    "text_of",
+]
+
+_LONGEST = 4_000_000  # bytes of a text: far more than the longest context that can be looked at
+DEFAULT_TEXT = (
+    "The keeper of the lighthouse at Morrow Point wrote one line in her log every evening. "
+    "The storm had not come, she wrote, and the lamp was lit. "
+    "When the storm came at last, the keeper of the lighthouse at Morrow Point wrote nothing. "
+    "Mara Quill climbed the stair, counted the ships, and lit the lamp again. "
+    "In the morning Mara Quill opened the log: the storm had come, she wrote, and the lamp was lit."
+)
+
+
+def text_of(text: str | None, file: str | None) -> str:
+    """The text to look at, given as an argument or in a file."""
+    if text is not None and file is not None:
+        stop("give the text either as an argument or with --file, not both")
+    if file is not None:
+        text = _decoded(file)
+    if text is None:
+        return DEFAULT_TEXT
+    if not text.strip():
+        stop("the text is empty: there is nothing to attend to")
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in text):  # bytes of an argument that were not UTF-8
+        stop("the text is not valid UTF-8")
+    return text
+
+
+def _decoded(file: str) -> str:
+    name = "standard input" if file == "-" else file
+    if not file:
+        stop("--file '' names no file")
+    if file == "-" and sys.stdin is None:
+        stop("cannot read standard input: it is closed")
+    try:
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
+            content = source.read(_LONGEST + 1)
+    except OSError as error:
+        stop(f"cannot read {name}: {error.strerror}")
+    if len(content) > _LONGEST:
+        stop(f"{name} is longer than {size(_LONGEST)}, which is more than a model reads: give a part of it")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        stop(f"{name} is not text: byte {error.start} is not UTF-8")
+    if "\0" in text:
+        stop(f"{name} is not text: it has a zero byte at character {text.index(chr(0))}")
+    return text
+
+
+def layer_numbers(layers: str | None) -> list[int] | None:
+    """The numbers that ``0,3-5`` means, each once, in order.
+
+    >>> layer_numbers("0,3-5,4")
+    [0, 3, 4, 5]
+    """
+    if layers is None:
+        return None
+    numbers: set[int] = set()
+    for part in layers.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            stop(f"--layers {layers!r}: {part!r} is no layer or range of layers; write, for example, 0,3-5")
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+def budget_of(megabytes: float | None) -> int | None:
+    """The size of the page in bytes; None where none is given."""
+    if megabytes is None:
+        return None
+    if not 0 < megabytes * 1e6 < math.inf:
+        stop(f"--budget {megabytes:g}: the size of the page in MB must be above 0 and finite")
+    from clearhead.page.payload import least_nbytes
+
+    limit, least = int(megabytes * 1e6), least_nbytes()
+    if limit <= least:
+        stop(f"--budget {megabytes:g}: the page without any data takes {size(least)}; the budget is in MB")
+    return limit
+
+
+def target_of(save: Path | None, model: str, text: str, *, wanted: bool) -> Path | None:
+    """Where the page goes, checked before the model is loaded: a minute's work is not to end in an error."""
+    if not wanted:
+        return None
+    name = f"clearhead-{_slug(Path(model).stem, 24)}-{_slug(text, 40)}.html"
+    target = save if save is not None else Path(name)
+    _check_place(target, "--save")
+    return target
+
+
+def check_recording(folder: Path | None) -> None:
+    """Refuse a folder that could not be written, before the model is loaded."""
+    if folder is None:
+        return
+    why = why_no_folder(folder)
+    if why is not None:
+        stop(f"--save-recording: {why}")
+
+
+def check_figure(figure: Path | None) -> None:
+    """Refuse a figure that could not be drawn or written, before the model is loaded."""
+    if figure is None:
+        return
+    if figure.suffix.lower() not in FIGURES:
+        stop(f"--figure {figure}: the name of a figure ends in {', '.join(FIGURES)}")
+    _check_place(figure, "--figure")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        stop('--figure needs matplotlib. Run: pip install "clearhead[plot]"')
+
+
+def _check_place(target: Path, option: str) -> None:
+    folder = target.parent
+    if os.path.isdir(target):
+        stop(f"{option} {target}: that is a folder; name a file in it")
+    if not os.path.isdir(folder):
+        stop(f"{option} {target}: there is no folder {folder}")
+    if len(os.fsencode(target.name)) > 255:
+        stop(f"{option} {target}: the name of a file has at most 255 bytes")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        stop(f"cannot write to the folder {folder.resolve()}: name a file elsewhere with {option}")
+
+
+def _slug(text: str, longest: int) -> str:
+    """Whole words of the text that make a file name.
+
+    >>> _slug("The keeper of the lighthouse at Morrow Point", 24), _slug("???", 24)
+    ('the-keeper-of-the', 'text')
+    """
+    words = re.findall(r"[^\W_]+", text[:200].lower())
+    while len(words) > 1 and len("-".join(words)) > longest:
+        words.pop()
+    return "-".join(words)[:longest] or "text"
+
+
+def stop(message: str) -> NoReturn:
+    """End the command with a message and exit code 2."""
+    lines = "\n".join(map(plain, message.split("\n")))
+    print(f"clearhead: {lines}", file=sys.stderr)
+    raise typer.Exit(2)

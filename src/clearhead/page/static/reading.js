@@ -1,0 +1,99 @@
+// What a person does in the text: point, press keys, find.
+import { $, percent, plural, shown, under } from "./util.js";
+import { along, view } from "./state.js";
+import { hoverToken, moveOther, moveToken, selectOther, selectToken, unpin } from "./actions.js";
+import { spans } from "./flow.js";
+import { startFind } from "./find.js";
+
+// Pinned: the pointer reads one weight, its rank and distance.
+function read(i) {
+  const reader = $("#reader");
+  if (i == null || !view.pinned) return reader.replaceChildren();
+  const [query, key] = view.direction === "from" ? [view.token, i] : [i, view.token],
+    name = `“${shown(view.trace.tokens[i])}” ${i}: `;
+  if (!view.weights.sees(query, key))
+    return reader.replaceChildren(name + "later than the query, cannot be seen");
+  const weights = along(view.token),
+    weight = weights[i],
+    away = Math.abs(query - key);
+  const rank = 1 + weights.reduce((count, w) => count + Number(w > weight), 0);
+  const said =
+    weight || view.weights.exact
+      ? `${percent(weight, view.weights.exact, 2)}, rank ${rank}`
+      : `under ${percent(view.weights.floor)}`;
+  reader.replaceChildren(
+    name + `${said}, ${away ? plural(away, "token") + (key <= query ? " back" : " ahead") : "itself"}`,
+  );
+}
+
+function lineMove(step) {
+  const here = spans[view.token].getBoundingClientRect(),
+    middle = here.left + here.width / 2;
+  let best = view.token,
+    least = Infinity,
+    line = null;
+  for (let i = view.token + step; spans[i]; i += step) {
+    const box = spans[i].getBoundingClientRect();
+    if (Math.abs(box.top - here.top) < 8) continue;
+    line ??= box.top;
+    if (Math.abs(box.top - line) > 8) break;
+    const off = Math.abs(box.left + box.width / 2 - middle);
+    if (off < least) [best, least] = [i, off];
+  }
+  if (best !== view.token) selectToken(best);
+}
+
+function textKey(event) {
+  const moves = {
+    ArrowLeft: () => (event.shiftKey ? moveOther(-1) : moveToken(-1)),
+    ArrowRight: () => (event.shiftKey ? moveOther(1) : moveToken(1)),
+    ArrowUp: () => lineMove(-1),
+    ArrowDown: () => lineMove(1),
+    Home: () => selectToken(0),
+    End: () => selectToken(view.trace.n - 1),
+    Enter: unpin,
+    " ": unpin,
+  };
+  if (!moves[event.key]) return;
+  event.preventDefault();
+  event.stopPropagation();
+  moves[event.key]();
+}
+
+const indexOf = (event) => {
+  const span = under(event, ".t");
+  return span ? Number(span.dataset.i) : null;
+};
+
+function startPointer(box) {
+  let press = 0;
+  box.addEventListener("click", (event) => {
+    const i = indexOf(event);
+    if (i == null) return;
+    if (event.shiftKey || event.altKey) selectOther(i);
+    else if (view.pinned && i === view.token) unpin();
+    else selectToken(i);
+  });
+  box.addEventListener("mouseover", (event) => {
+    const i = indexOf(event);
+    if (i == null) return;
+    if (!view.pinned) hoverToken(i);
+    read(i);
+  });
+  box.addEventListener("mouseleave", () => (read(null), view.pinned || hoverToken(null)));
+  box.addEventListener(
+    "touchstart",
+    (event) => {
+      const i = indexOf(event);
+      if (i != null) press = setTimeout(() => ((press = -1), selectOther(i)), 450);
+    },
+    { passive: true },
+  );
+  box.addEventListener("touchend", (event) => (press === -1 ? event.preventDefault() : clearTimeout(press)));
+}
+
+export function startReading(box) {
+  startPointer(box);
+  startFind();
+  box.addEventListener("keydown", textKey);
+}
