@@ -56,6 +56,7 @@ function follow(wanted) {
  * @param {() => Promise<void>} renew shows the numbers of the source that there is now
  */
 export function startKernel(started, renew) {
+  if (window.parent === window || source.live) return; // a server's page may stand beside another
   /** @type {MessagePort | null} */
   let latest = null;
   async function change(from) {
@@ -81,5 +82,5 @@ export function startKernel(started, renew) {
     if (data.clearhead === "theme") follow(Boolean(data.dark));
     if (data.clearhead === "kernel" && ports[0]) meet(ports[0]);
   });
-  if (window.parent !== window) window.parent.postMessage({ clearhead: "page" }, "*");
+  window.parent.postMessage({ clearhead: "page" }, "*");
 }
