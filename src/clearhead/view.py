@@ -256,7 +256,8 @@ class View:
         """
         from clearhead.page.widget import Widget
 
-        return Widget(self._own_answers(), title=self.name, page=render(self.page()))
+        page = render(self.page())
+        return Widget(self._own_answers(), title=self.name, page=page)
 
     def _repr_html_(self) -> str:
         page = render(self.page())

@@ -44,7 +44,7 @@ def cell(page: str, title: str, answers: Answers, summary: Sequence[str]) -> str
         page=html.escape(page),
         summary=html.escape("\n".join(summary)),
         theme=outside("theme.js"),
-        note=note and f"<p>{html.escape(note)}</p>",
+        note=note and f'<p style="font-size:85%;opacity:.8">{html.escape(note)}</p>',
     )
 
 
