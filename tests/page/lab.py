@@ -93,6 +93,7 @@ class Notebook:
         self.page.goto(self._address)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self.page.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.isReady", timeout=60_000)
+        self.context("session?.kernel?.info")  # a server that is stopped while a kernel begins does not stop
 
     def command(self, name: str, **arguments: Any) -> None:
         self.page.evaluate("([name, given]) => window.jupyterapp.commands.execute(name, given)", [name, arguments])

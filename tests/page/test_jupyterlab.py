@@ -93,7 +93,7 @@ def test_a_view_is_live_and_follows_theme_and_kernel(opened: Notebook, view: Vie
     assert share == pytest.approx(float(weights.max()), abs=9e-3)  # 8 bits, shown to 1%
 
 
-def test_a_notebook_opened_again_is_live_with_its_kernel_and_shows_the_file_without(opened: Notebook):
+def test_a_notebook_opened_again_is_live_with_its_kernel_and_shows_the_file_without_it(opened: Notebook):
     opened.command("docmanager:save")
     opened.open()
     frames = opened.frames(2)
