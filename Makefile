@@ -20,7 +20,7 @@ lessons: .venv/.lessons  ## run every lesson and keep it with its outputs, as no
 test: .venv/.dev .venv/.npm browser  ## the tests, without those that take long or need a GPU (ARGS="...")
 	@$(BIN)/pytest -q -n 2 -m "not full and not gpu" $(ARGS)
 
-test-all: .venv/.dev .venv/.npm browser  ## every test that this machine can run, long ones included
+test-all: .venv/.dev .venv/.lab .venv/.npm browser  ## every test that this machine can run, long ones included
 	@$(BIN)/pytest -q -n 2 $(ARGS)
 
 lint: .venv/.dev .venv/.npm  ## ruff, and on the page's modules, where npm is, TypeScript's checker
@@ -56,6 +56,11 @@ clean:  ## remove .venv and every cache in this folder
 .venv/.dev: .venv/.models
 	@echo "Installing the test tools into .venv (once) ..."
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/.lab: .venv/.dev
+	@echo "Installing JupyterLab into .venv (once) ..."
+	@$(PIP) install -qq -c constraints.txt -e '.[lab]'
 	@touch $@
 
 .venv/.lessons: .venv/.models

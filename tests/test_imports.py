@@ -103,6 +103,8 @@ OPTIONAL = [
     "transformers",
     "matplotlib",
     "IPython",
+    "anywidget",
+    "ipywidgets",
     "gguf",
     "tokenizers",
     "rich",

@@ -8,7 +8,6 @@ view.save("cat.html")                   # one file, no network
 
 from __future__ import annotations
 
-import html
 import inspect
 import math
 import os
@@ -16,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakSet
 
 import numpy as np
@@ -27,7 +26,7 @@ from clearhead._checks import describe
 from clearhead._files import write_whole
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError, ShapeError
-from clearhead.heads.roles import Head, HeadTable, LayerScores, score_layer
+from clearhead.heads.roles import ROLES, Head, HeadTable, LayerScores, score_layer
 from clearhead.kernels.tiles import Reducer
 from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
@@ -36,6 +35,7 @@ from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import Coverage, causal
 from clearhead.page.answers import Answers, LiveLayer
 from clearhead.page.html import render
+from clearhead.page.notebook import cell
 from clearhead.page.payload import LayerData, Payload, build, page_facts, thumbnails
 from clearhead.page.peaks import Peaks, peaks_side
 from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, level_of
@@ -45,6 +45,9 @@ from clearhead.recording import record
 from clearhead.saving import load_folder, save_folder
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
+
+if TYPE_CHECKING:
+    from clearhead.page.widget import Widget
 
 __all__ = ["View", "look"]
 
@@ -155,6 +158,7 @@ class View:
         self._strong: list[StrongWeights] = []
         self._peaks: list[Any] = []
         self._side = 0  # queries and keys a block of the peaks, once there are any
+        self._asked: Answers | None = None
         self._live = WeakSet[Answers]()
         self._reading, self._telling = threading.RLock(), threading.Lock()
 
@@ -245,12 +249,30 @@ class View:
         write_whole(target, render(self.page(budget=budget)))
         return target
 
+    def widget(self) -> Widget:
+        """The page as a widget: for layouts of widgets, and for notebooks in which only widgets reach the kernel.
+
+        JupyterLab and Notebook need it not: there the view itself is live. Raises ImportError without anywidget.
+        """
+        from clearhead.page.widget import Widget
+
+        page = render(self.page())
+        return Widget(self._own_answers(), title=self.name, page=page)
+
     def _repr_html_(self) -> str:
-        page = html.escape(render(self.page()), quote=True)
-        return (
-            f'<iframe title="clearhead: {html.escape(self.name, quote=True)}" srcdoc="{page}"'
-            ' style="width:100%;height:640px;border:0" sandbox="allow-scripts allow-downloads"></iframe>'
-        )
+        page = render(self.page())
+        return cell(page, self.name, self._own_answers(), [repr(self), "", *self._summary()])
+
+    def _own_answers(self) -> Answers:
+        """What pages in a notebook ask: they are live as long as the view is there, and do not keep it."""
+        self._asked = self._asked or self.answers()
+        return self._asked
+
+    def _summary(self) -> list[str]:
+        """A line for each role that there is."""
+        heads = self.heads()
+        best = {role: ", ".join(head.summary for head in heads.strongest(role, 3)) for role in ROLES}
+        return [f"{n:5} {role:9}  {best[role]}" for role, n in heads.counts().items() if n]
 
     def __repr__(self) -> str:
         heads = _head_count(self.maps)

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from importlib import resources
 
-__all__ = ["DATA", "MODULES", "beside_shell", "live_shell", "script", "shell", "static"]
+__all__ = ["DATA", "MODULES", "beside_shell", "live_shell", "outside", "script", "shell", "static"]
 
 DATA = "<!-- data -->"  # where the data elements go
 
@@ -18,6 +18,7 @@ MODULES = (
     "source.js",
     "data.js",
     "state.js",
+    "kernel.js",
     "actions.js",
     "layout.js",
     "pages.js",
@@ -64,6 +65,11 @@ _COMMENT = re.compile(r"^[ \t]*(//[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n|^[ \t]+", re.M
 def static(name: str) -> str:
     """The text of one static file."""
     return (resources.files("clearhead.page") / "static" / name).read_text("utf-8")
+
+
+def outside(name: str) -> str:
+    """The text of one script that works around the page, in a notebook."""
+    return (resources.files("clearhead.page") / "outside" / name).read_text("utf-8")
 
 
 @cache

@@ -69,6 +69,7 @@ function openingQuery(weights, head) {
 
 /** @type {import("./types").Head | null} */
 let latest = null; // the head asked for last: an earlier one that is decoded later does not win
+export const headAskedFor = () => latest ?? view.head;
 
 /**
  * @param {import("./types").Head} head

@@ -222,6 +222,12 @@ export class Trace {
   find(layer, head) {
     return this.byName.get(layer + "." + head);
   }
+  // The same heads from another source: their weights are decoded anew.
+  renew({ threshold, notes, exact }) {
+    Object.assign(this, { threshold, notes, exact });
+    this.open.clear();
+    this.coming.clear();
+  }
   async readThumbs() {
     const raw = (await source.part("thumbs")) || new Uint8Array(0);
     let at = 0;

@@ -1,8 +1,10 @@
 // The header: what was run, and what is kept of it against the dense matrices.
 import { $, bytes, clamp, el, grouped } from "./util.js";
+import { source } from "./source.js";
 import { view } from "./state.js";
 import { pageChoices } from "./pages.js";
 
+const LIVE = "Python computes what this page asks for: every weight is exact.";
 const fact = (hide, ...parts) => el("span", { class: hide }, ...parts);
 
 function memory(trace) {
@@ -36,6 +38,7 @@ export function drawHeader() {
     ),
     trace.causal ? "" : fact("not-medium", "reads both ways"),
     memory(trace),
+    source.live ? el("span", { class: "mute", title: LIVE }, "live") : "",
     ...pageChoices(trace),
   ];
   $("#facts").replaceChildren(...parts);

@@ -3,8 +3,9 @@ import { $, el } from "./util.js";
 import { drawRamp, setTheme } from "./colour.js";
 import { Fault, source } from "./source.js";
 import { Trace } from "./data.js";
-import { emit, layerOf, on, readHash, view } from "./state.js";
-import { selectHead } from "./actions.js";
+import { emit, keyOf, layerOf, on, queryOf, readHash, view } from "./state.js";
+import { darkHere, startKernel } from "./kernel.js";
+import { headAskedFor, selectHead } from "./actions.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
 import { drawHeader } from "./header.js";
@@ -17,6 +18,7 @@ import { startText } from "./text.js";
 import { startColumns } from "./columns.js";
 import { startDerivation } from "./derivation.js";
 import { startTables } from "./tables.js";
+import { forgetTiles } from "./tiles.js";
 import { startMatrix } from "./matrix.js";
 import { startKeys, switchTheme } from "./keys.js";
 
@@ -72,7 +74,7 @@ function fail(fault) {
 function follow(system) {
   system.addEventListener(
     "change",
-    (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")),
+    (event) => view.theme === "auto" && (switchTheme(darkHere(event.matches)), (view.theme = "auto")),
   );
   addEventListener("hashchange", () => {
     const asked = readHash();
@@ -82,11 +84,13 @@ function follow(system) {
   addEventListener("resize", () => (clearTimeout(waiting), (waiting = setTimeout(() => emit("layout"), 80))));
 }
 
+let ready = () => {}; // the page is there, whatever comes later
+
 // Header, text and empty thumbnails at once; then the thumbnails, then the numbers of one head.
 async function start() {
   view.trace = /** @type {any} */ (new Trace(await source.facts()));
   const system = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(system.matches);
+  setTheme(darkHere(system.matches));
   const at = readHash();
   view.head = at.head || view.trace.find(...view.trace.opening);
   view.token = at.query ?? at.key ?? view.trace.n - 1;
@@ -107,6 +111,7 @@ async function start() {
   follow(system);
   document.body.dataset.ready = "1";
   followOther();
+  ready();
   listen();
 }
 
@@ -118,10 +123,19 @@ async function listen() {
   }
 }
 
+// The same view with the numbers of another source, which are exact or only those of a file.
+async function renew() {
+  view.trace.renew(await source.facts());
+  forgetTiles();
+  drawHeader();
+  await selectHead(headAskedFor(), { query: queryOf(), key: keyOf(), first: true });
+}
+
 const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
 
 addEventListener("unhandledrejection", (event) => {
   if (event.reason instanceof Fault) event.preventDefault(); // said on the page, no need to say it in the console
   fail(event.reason);
 });
+startKernel(new Promise((done) => (ready = done)), renew);
 start();

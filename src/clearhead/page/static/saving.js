@@ -79,8 +79,8 @@ function menuKey(event) {
 
 export function startSaving() {
   const menu = $("#save-menu");
-  const served = document.querySelector('script[type="module"][src]'); // its modules are not in the page
-  const choices = Object.keys(CHOICES).filter((choice) => choice !== "page" || !served);
+  const whole = document.querySelector("#facts-data"); // a live page does not hold its numbers
+  const choices = Object.keys(CHOICES).filter((choice) => choice !== "page" || whole);
   menu.replaceChildren(
     ...choices.map((choice) =>
       el("button", { role: "menuitem", tabindex: -1, "data-v": choice }, CHOICES[choice][0]),

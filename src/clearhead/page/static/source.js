@@ -22,7 +22,7 @@ const ANEW = 'view.save("page.html")';
 const CUT = "This file is cut short";
 const AGAIN = "so the numbers cannot be trusted and none are shown. Copy the file again, or save it anew.";
 
-function checked(facts) {
+export function checked(facts) {
   if (facts.format !== FORMAT)
     throw new Fault(
       "This file and its page do not match",
@@ -34,7 +34,7 @@ function checked(facts) {
 }
 
 /** @type {import("./types").Source} The parts are script elements of this document. */
-const file = {
+export const file = {
   live: false,
   async facts() {
     if (typeof DecompressionStream === "undefined")
@@ -109,5 +109,6 @@ const server = {
   },
 };
 
+const served = document.querySelector('meta[name="source"][content="live"]');
 /** @type {import("./types").Source} */
-export const source = document.querySelector('meta[name="source"][content="live"]') ? server : file;
+export const source = { ...(served ? server : file) }; // in a notebook it becomes another, see kernel.js

@@ -42,6 +42,7 @@ export interface Trace {
   byLayer: Map<number, Layer>;
   find(layer: number, head: number): Head;
   readThumbs(): Promise<void>;
+  renew(facts: any): void;
   weights(head: Head): Promise<Weights>;
   pages?: string[]; // of one server, with the number of this one among them
   page?: number;
