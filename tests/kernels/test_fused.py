@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead import SoftmaxMap, masks, reference
-from clearhead.kernels import aten, identities, path
+from clearhead.kernels import aten, gradients, identities, path
 from clearhead.kernels.path import force
 from clearhead.maps import reductions
 from clearhead.masks import MaskRule
@@ -183,6 +183,25 @@ def test_a_factor_on_the_graph_has_its_gradient(calls: list[str]) -> None:
     want = x.detach().double().requires_grad_()
     (reference.weights(q.double(), k.double(), mask=reference.causal(600, 600)) @ want).square().sum().backward()
     torch.testing.assert_close(x.grad.double(), want.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", [masks.causal(), masks.causal() & masks.padding(keys=torch.arange(13)[None] > 3)])
+def test_gradcheck(rule: MaskRule, monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    """The results are the kernel's, their gradients those of tiles, computed again."""
+    monkeypatch.setattr(gradients, "FEW", -1)
+    q, k = (x.double().requires_grad_() for x in qk(13, 13, H=4, G=2, D=3))
+    x, chosen = torch.randn(13, 2).double(), (torch.arange(13) % 3 == 0).double()
+    reads: list[Callable[[SoftmaxMap], Tensor]] = [
+        lambda m: m.entropy(),
+        lambda m: m.received(),
+        lambda m: m @ x,
+        lambda m: m.mT @ x,
+        lambda m: m._per_query(reductions.mass(chosen)),
+    ]
+    for read in reads:
+        calls.clear()
+        assert torch.autograd.gradcheck(lambda q, k, of=read: of(SoftmaxMap(q, k, mask=rule)), (q, k), fast_mode=True)
+        assert calls
 
 
 # --- which kernels, and what plan() says -----------------------------------------------------------------------------
