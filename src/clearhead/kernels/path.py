@@ -12,7 +12,7 @@ from dataclasses import dataclass
 # (not of cpu) 1.0, 2.2; for Aᵀ Y 1.7, 2.8.
 KERNELS = {
     "cpu": "compiled loops over each block of scores while it is in cache",
-    "fused": "PyTorch's fused kernel, and an identity",
+    "fused": "PyTorch's fused kernel, or an identity over it",
     "tiles": "PyTorch, tile by tile",
 }
 _forced: ContextVar[str | None] = ContextVar("clearhead_kernel", default=None)
@@ -22,7 +22,7 @@ _forced: ContextVar[str | None] = ContextVar("clearhead_kernel", default=None)
 class Path:
     """A kernel, and why it is taken."""
 
-    kernel: str  # "cpu" or "tiles", modules of clearhead.kernels; "dots", where a few scores answer
+    kernel: str  # one of KERNELS; or "dots", where a few scores answer
     why: str
 
     def __str__(self) -> str:
@@ -42,12 +42,17 @@ def fastest(**against: str | None) -> Path:
     Kernels that cannot answer the question at all are not named; tiles always can.
     """
     reasons: list[str] = []
-    for kernel, what in KERNELS.items():
-        reason = against.get(kernel)
-        if kernel == "tiles" or (kernel in against and reason is None):
-            return Path(kernel, ": ".join([what, "; ".join(dict.fromkeys(reasons))] if reasons else [what]))
-        reasons += [] if reason is None else [reason]
-    raise AssertionError("tiles can answer everything")
+    for kernel in (name for name in KERNELS if name in against):
+        reason = against[kernel]
+        if reason is None:
+            return _because(kernel, reasons)
+        reasons.append(reason)
+    return _because("tiles", reasons)
+
+
+def _because(kernel: str, reasons: list[str]) -> Path:
+    told = "; ".join(dict.fromkeys(reasons))
+    return Path(kernel, f"{KERNELS[kernel]}: {told}" if told else KERNELS[kernel])
 
 
 def forced() -> str | None:
