@@ -434,7 +434,7 @@ def test_plan_says_what_is_taken_and_computes_nothing() -> None:
     attn = SoftmaxMap(q, k, mask=masks.causal())
     plan = attn.plan()
     assert {plan[name].kernel for name in ("statistics", "entropy", "received", "topk", "pool_max")} == {"cpu"}
-    assert plan["@"].kernel == "tiles"
+    assert plan["@"].kernel == "fused"
     assert "statistics  cpu   compiled" in repr(plan)
     assert attn._lse.isnan().all()
 
@@ -470,7 +470,7 @@ def test_left_to_itself_it_is_taken_where_it_pays(compiled_pass: list[int]) -> N
 def test_forcing_tiles() -> None:
     with force("tiles"):
         assert "forced" in SoftmaxMap(*qk(2048, 2048)).plan()["entropy"].why
-    with pytest.raises(ValueError, match="expected 'tiles' or 'cpu'"), force("numba"):
+    with pytest.raises(ValueError, match="expected 'cpu', 'fused', 'tiles'"), force("numba"):
         pass
 
 

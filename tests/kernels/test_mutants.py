@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead import SoftmaxMap, masks, reference
-from clearhead.kernels import additive, flash, gradients, linear, tiles
+from clearhead.kernels import additive, flash, gradients, identities, linear, tiles
 from clearhead.maps import reductions
 from clearhead.scores import dense_bias
 
@@ -82,11 +82,41 @@ def gradients_is_right(module: Any) -> bool:
         return same(once, same_once, [q, k])
 
 
+def identities_is_right(module: Any) -> bool:
+    """Under a mask in blocks, and where kernels know it; with sinks; H != G."""
+    n = 300  # rows that see some 128 keys all of them, and others in part
+    q, k, x, y = random(2, 4, n, 3), random(2, 2, n, 3), random(2, 2, n, 2), random(2, 4, n, 3)
+    positions, sinks, module.BLOCK = torch.arange(n), random(4), 90
+    for first in (0, 2):
+        seen = torch.ones(n, n).tril().bool() & (positions >= first)
+        bound = (masks.causal() & ~masks.first_tokens(first)).bind(n, n)
+        at = torch.zeros(1).long(), torch.zeros(1).long()
+
+        def added(rows: slice, cols: slice, bound: Any = bound, at: Any = at) -> Tensor:
+            return torch.zeros(1).double().masked_fill(~bound.tile(rows, cols, *at), -torch.inf)
+
+        source = module.Source(q, k, 0.7, bound, added, is_whole=first == 0, is_causal=first == 0)
+        a = reference.weights(q, k, mask=seen, scale=0.7, sinks=sinks)
+        apart = (positions[:, None] - positions).abs().double()
+        lse = module.entropy(source, sinks)[1]
+        found = [
+            (module.entropy(source, sinks)[0], reference.entropy(a)),
+            (module.product(source, x, sinks)[0], a @ x.repeat_interleave(2, 1)),
+            (module.distance(source, positions, sinks)[0], (a * apart).sum(-1)),
+            (module.transposed_product(source, y, lse), a.mT @ y),
+            (module.received(source, lse), a.sum(-2)),
+        ]
+        if not all(torch.allclose(got, want, rtol=1e-9, atol=1e-11) for got, want in found):
+            return False
+    return True
+
+
 JUDGES: dict[ModuleType, Callable[[Any], bool]] = {
     flash: flash_is_right,
     linear: linear_is_right,
     additive: additive_is_right,
     gradients: gradients_is_right,
+    identities: identities_is_right,
 }
 MUTANTS = [
     (flash, "ell = shrink * ell + p.sum", "ell = ell + p.sum"),
@@ -118,6 +148,18 @@ MUTANTS = [
     (gradients, "return self._leaf(at, _wide(self._tensor))", "return self._tensor[at]"),
     (gradients, "return self._leaf(..., self._tensor.dtype)", "return self._tensor"),
     (gradients, "[x.view_as(x) for x in tensors]", "[x.detach().requires_grad_() for x in tensors]"),
+    (identities, ".sum(-1) * source.scale", ".sum(-1)"),
+    (identities, "(share * (lse", "(1 * (lse"),
+    (identities, "out * share[..., None], lse", "out, lse"),
+    (identities, "self.q * self.scale, -known", "self.q * self.scale, known"),
+    (identities, "y.flip(2) if flip else y", "y"),
+    (identities, "total.flip(2) if flip else total", "total"),
+    (identities, "scale=1.0", "scale=self.scale"),
+    (identities, "self.bounded.block(cols, rows)", "self.bounded.block(rows, cols)"),
+    (identities, ".addcmul_(other[0], shares[1])", ".add_(other[0])"),
+    (identities, "positions[rows] - positions[rows.start]", "positions[rows] - positions[rows]"),
+    (identities, "lse.masked_fill(nothing, -math.inf)", "lse"),
+    (identities, "start = part.stop", "start = part.start"),
     (additive, "fold(q, G)", "q.reshape(B, H // G, G, t, A).transpose(1, 2).reshape(B, G, -1, A)"),
 ]
 

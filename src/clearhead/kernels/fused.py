@@ -40,7 +40,7 @@ def attention(
         if not runs:
             parts.append(_nothing(q[:, :, rows], k, v))
             continue
-        some_k, some_v, within = _side_by_side(k, runs), _side_by_side(v, runs), hidden.block(rows, runs)
+        some_k, some_v, within = side_by_side(k, runs), side_by_side(v, runs), hidden.block(rows, runs)
         parts.append(
             F.scaled_dot_product_attention(
                 q[:, :, rows], some_k, some_v, within, dropout_p, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -49,7 +49,7 @@ def attention(
     return torch.cat(parts, 2) if parts else q.new_zeros(*q.shape[:3], v.shape[-1])
 
 
-def _side_by_side(tensor: Tensor, runs: list[slice]) -> Tensor:
+def side_by_side(tensor: Tensor, runs: list[slice]) -> Tensor:
     """The keys of some runs, (B, G, s, D); of one run a view."""
     parts = [tensor[:, :, run] for run in runs]
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]

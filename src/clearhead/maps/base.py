@@ -20,7 +20,7 @@ from clearhead._checks import describe, has_numbers, index_tensor, position
 from clearhead._format import size
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import gradients, tiles
-from clearhead.kernels.path import Path, Plan
+from clearhead.kernels.path import Path, Plan, force
 from clearhead.maps import reductions as reduce
 from clearhead.maps.reductions import Statistics
 from clearhead.maps.transposed import Transposed
@@ -222,7 +222,8 @@ class AttentionMap(ABC):
         finite = torch.isfinite(x)
         if not has_numbers(x) or bool(finite.all()):
             return self._finite_product(x, transposed=transposed)
-        reached = self._finite_product((~finite).to(x.dtype), transposed=transposed)
+        with force("tiles"):  # elsewhere a weight that is nearly 0 may be rounded to 0, or not
+            reached = self._finite_product((~finite).to(x.dtype), transposed=transposed)
         return self._finite_product(x.where(finite, 0), transposed=transposed).masked_fill(reached != 0, torch.nan)
 
     def _finite_product(self, x: Tensor, *, transposed: bool) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.kernels import cpu
-from clearhead.kernels.path import Path, forced
+from clearhead.kernels.path import forced
 from clearhead.maps import reductions as reduce
 
 if TYPE_CHECKING:
@@ -24,17 +24,9 @@ PRECISE = 128.0  # an lse below it in float32 moves weights by less than 4e-6; o
 MOST = 64  # of the largest weights of a row: they are put in order one by one
 
 
-def path(attn: SoftmaxMap) -> Path:
-    """The compiled pass, or tiles, and why."""
-    against = _against(attn)
-    if against is None:
-        return Path("cpu", "compiled loops over each block of scores while it is in cache")
-    return Path("tiles", f"PyTorch, tile by tile: {against}")
-
-
-def _against(attn: SoftmaxMap) -> str | None:
+def against(attn: SoftmaxMap) -> str | None:
     """What speaks against the compiled pass."""
-    if forced() == "tiles":
+    if forced() in ("tiles", "fused"):
         return "forced"
     if attn.device.type != "cpu":
         return f"the compiled loops run on the CPU, and q is on {attn.device}"
@@ -53,7 +45,7 @@ def _against(attn: SoftmaxMap) -> str | None:
 
 def look(attn: SoftmaxMap, wanted: cpu.Wanted) -> cpu.Found | None:
     """One compiled pass, which also finds every row's lse; None where tiles must do it."""
-    if _against(attn) is not None or attn._needs_graph():
+    if against(attn) is not None or attn._needs_graph():
         return None
     attn._check_unchanged()
     found = cpu.look(_source(attn), wanted)

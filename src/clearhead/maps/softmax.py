@@ -15,8 +15,8 @@ from clearhead._checks import check_floats, check_qkv, finite_number, four
 from clearhead.errors import ShapeError
 from clearhead.kernels import cpu, tiles
 from clearhead.kernels.grouped import grouped_matmul
-from clearhead.kernels.path import Path
-from clearhead.maps import compiled
+from clearhead.kernels.path import Path, fastest
+from clearhead.maps import compiled, fused
 from clearhead.maps.base import PASSES
 from clearhead.maps.scored import Scored, weights_of
 from clearhead.masks import MaskRule
@@ -119,23 +119,25 @@ class SoftmaxMap(Scored):
         even.scale, even.softcap, even.sinks, even._v = 1.0, None, None, None
         return even
 
-    # --- the compiled pass ----------------------------------------------------------------------------------------
+    # --- faster ways than tiles -----------------------------------------------------------------------------------
 
     def _stream(self, *reducers: Any) -> None:
-        if not compiled.stream(self, reducers):
+        if not compiled.stream(self, reducers) and not fused.stream(self, reducers):
             super()._stream(*reducers)
 
     def _path(self, question: str) -> Path:
-        if question in PASSES:
-            return compiled.path(self)
         if question == "pick":
             return Path("dots", "one dot product a pair, once lse is known")
-        return super()._path(question)
+        if question in PASSES:
+            return fastest(cpu=compiled.against(self), fused=fused.against(self, question))
+        return fastest(fused=fused.against(self, question)) if question in fused.QUESTIONS else super()._path(question)
 
     def _logsumexp(self, rows: slice) -> Tensor:
-        everything = rows == slice(0, self.shape[-2])
-        found = compiled.look(self, cpu.Wanted()) if everything else None
-        return super()._logsumexp(rows) if found is None else found.lse
+        found = None
+        if rows == slice(0, self.shape[-2]):
+            looked = compiled.look(self, cpu.Wanted())
+            found = fused.logsumexp(self) if looked is None else looked.lse
+        return super()._logsumexp(rows) if found is None else found
 
     # --- scores ---------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Transposed:
         return (*lead, S, T)
 
     def __matmul__(self, y: Tensor) -> Tensor:
-        """Aᵀ @ y for y (…, T, Dy); returns (…, S, Dy), summed over queries in float64. Differentiable."""
+        """Aᵀ @ y for y (…, T, Dy); returns (…, S, Dy). Differentiable. Tiles are summed over queries in float64."""
         if isinstance(y, Tensor) and y.ndim > 2 and len(self.shape) > 2 and y.shape[-3] not in (1, self.shape[-3]):
             raise ShapeError(f"attn.mT @ y with {describe(y)}: there are {self.shape[-3]} query heads, y must have so.")
         y = self.mT._operand(y, self.mT.shape[-2], "attn.mT @ y", "T")
