@@ -25,6 +25,7 @@ SOME = [size for size in SIZES if size != "1x1"]
 SAMPLE = pairwise({"map": MAPS, **FACTORS, "size": SOME, "tile": ["default"]})
 PLAIN = {"bias": "none", "layout": "contiguous", "dtype": "float32", "heads": "4/2", "tile": "default"}
 CPU = torch.device("cpu")
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.fixture(autouse=True)
@@ -83,9 +84,10 @@ def test_every_dtype_on_unequal_lengths(bias: str, dtype: torch.dtype) -> None:
 def agrees(subject: Subject, *, twice: bool = True) -> None:
     """What identities answer, with each row's lse unknown, and then with all known."""
     T, S = subject.size
-    apart, g = (subject.at[:, None] - torch.arange(S)).abs(), torch.Generator().manual_seed(0)
-    x, y = (torch.randn(n, 3, generator=g).to(subject.plain.dtype) for n in (S, T))
-    attn, chosen = subject.attn, (torch.arange(S) % 7 == 0).to(subject.plain.dtype)
+    like, g = subject.plain, torch.Generator().manual_seed(0)
+    apart = (subject.at[:, None] - torch.arange(S)).abs().to(like.device)
+    x, y = (torch.randn(n, 3, generator=g).to(like) for n in (S, T))
+    attn, chosen = subject.attn, (torch.arange(S) % 7 == 0).to(like)
     for known in ("unknown", "known")[: 1 + twice]:
         subject.agree(attn.received(), lambda a: a.sum(-2), f"received, lse {known}", terms=T)
         subject.agree(attn.mT @ y, lambda a: a.mT @ y.to(a.dtype), f"mT @, lse {known}", terms=T)
@@ -283,12 +285,14 @@ def test_left_to_itself_it_is_taken_where_it_pays(left_to_itself: None, calls: l
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
+@no_gpu
 @pytest.mark.gpu
 def test_on_a_gpu_a_kernel_is_exact_in_float32() -> None:
     assert max(aten.errors("efficient", torch.device("cuda"), torch.float32)) <= 1
     assert max(aten.errors("flash", torch.device("cuda"), torch.bfloat16)) > 1  # its output is rounded
 
 
+@no_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", ["none", "alibi", "learned sinks"])
@@ -308,6 +312,7 @@ def test_on_a_gpu(size: str, mask: str, bias: str, dtype: torch.dtype, calls: li
     assert "efficient" in calls
 
 
+@no_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_gpu_the_log_sum_exp_comes_from_a_half_precision_kernel(dtype: torch.dtype, calls: list[str]) -> None:
