@@ -89,7 +89,7 @@ def ids() -> Tensor:
 @pytest.fixture
 def touched() -> Callable[[], list[Any]]:
     """What other libraries hold at the places that record() replaces: equal before and after a block."""
-    ours = [*observer.replacements([NanoGPT(layers=0)]), *torch_modules.replacements(nn.Module())]
+    ours = [*observer.replacements([NanoGPT(layers=0)], watching=True), *torch_modules.replacements([nn.Module()])]
 
     def look() -> list[Any]:
         held = [vars(each._owner).get(each._name) for each in ours]

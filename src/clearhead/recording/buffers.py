@@ -13,7 +13,7 @@ from clearhead.masks import causal_upper_left
 from clearhead.recording.blockmask import BlockRule
 from clearhead.recording.calls import AnyCall, Call
 
-__all__ = ["buffers_of", "filled", "is_borrowed"]
+__all__ = ["buffers_of", "filled", "is_borrowed", "is_in_buffer"]
 
 Buffer = Any  # a layer of transformers' static cache: .keys (B, G, slots, D), .get_seq_length()
 
@@ -32,7 +32,7 @@ def _caches(arguments: Iterable[Any]) -> Iterator[Any]:
 
 def filled(call: AnyCall, buffers: list[Buffer]) -> AnyCall:
     """The call without the keys of unfilled slots, which the model hides one way or another."""
-    if not isinstance(call, Call):
+    if not buffers or not isinstance(call, Call):
         return call
     n = next((_length(each) for each in buffers if _is(each, call.k)), call.k.shape[2])
     known = (isinstance(rule, (Tensor, BlockRule)) or rule == causal_upper_left() for rule in call.masks)
@@ -49,16 +49,18 @@ def filled(call: AnyCall, buffers: list[Buffer]) -> AnyCall:
 
 def is_borrowed(call: AnyCall, buffers: list[Buffer]) -> bool:
     """Whether a later step will write to the keys: they are a buffer's, or look so (room behind, or written to)."""
-    if not isinstance(call, Call):
-        return False
-    k = call.k
-    return _has_room(k) or version_of(k) > 0 or any(_is(each, k) for each in buffers)
+    return isinstance(call, Call) and (is_in_buffer(call.k) or any(_is(each, call.k) for each in buffers))
+
+
+def is_in_buffer(k: Tensor) -> bool:
+    """Whether keys look as if a buffer held them."""
+    return _has_room(k) or version_of(k) > 0
 
 
 def _has_room(k: Tensor) -> bool:
     """Whether there are more slots in memory behind the last key: what comes next lies further on than that."""
-    step = k.stride(2)
-    following = min((k.stride(dim) for dim in (0, 1) if k.stride(dim) >= step), default=0)
+    *outer, step, _ = k.stride()
+    following = min((stride for stride in outer if stride >= step), default=0)
     return following > k.shape[2] * step > 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
@@ -19,12 +19,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from clearhead._checks import describe
+from clearhead._watch import Watched
 from clearhead.errors import RecordingError
 from clearhead.maps import DenseMap, SoftmaxMap
 from clearhead.masks import MaskRule, all_of
 from clearhead.scores import Bias, as_bias
 
-__all__ = ["AnyCall", "Call", "DenseCall", "as_heads", "as_heads_mask", "check_lasting", "usual_scale"]
+__all__ = ["AnyCall", "Call", "DenseCall", "Unread", "as_heads", "as_heads_mask", "check_lasting", "usual_scale"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +133,15 @@ class DenseCall:
 
 
 AnyCall: TypeAlias = Call | DenseCall
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """An attention call that was made, and may be read later; what may change meanwhile is noted."""
+
+    k: Tensor  # as it arrived
+    watched: Watched  # all tensors that the call will hold
+    read: Callable[[], Call]
 
 
 def usual_scale(q: Tensor) -> float:

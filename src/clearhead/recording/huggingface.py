@@ -17,8 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead._watch import Watched
+from clearhead.recording.calls import Call, Unread
 from clearhead.recording.checking import confirmed
-from clearhead.recording.interfaces import Arguments, Function, readings
+from clearhead.recording.interfaces import Arguments, Function, read_sdpa, readings, tensors_of_sdpa
 from clearhead.recording.observer import current
 from clearhead.recording.wrapping import Replacement
 
@@ -55,7 +57,11 @@ def _reporting(original: Function) -> Function:
         observer = current()
         watched = observer is not None and observer.running and not observer.inside
         # A subclass that calls super().get_interface() has been given a reporting function already.
-        return _reported(function) if watched and not hasattr(function, "reports_to_clearhead") else function
+        if observer is None or not watched or hasattr(function, "reports_to_clearhead"):
+            return function
+        if function not in observer.reporting:
+            observer.reporting[function] = _reported(function)
+        return observer.reporting[function]
 
     return get_interface
 
@@ -86,13 +92,20 @@ def _reported(function: Function) -> Function:
         with observer.taken():
             result = function(*args, **kwargs)
             arguments = _bind(function, args, kwargs)
-            calls, certain = readings(function, arguments)
-            call = calls[0] if certain else confirmed(calls, _output(result), arguments)
-            observer.see(call, arguments.module)
+            observer.see(_seen(function, arguments, result), arguments.module)
         return result
 
     attention.reports_to_clearhead = True  # type: ignore[attr-defined]
     return attention
+
+
+def _seen(function: Function, arguments: Arguments, result: Any) -> Call | Unread:
+    """The call, which can be read later if nothing but its arguments is needed for that."""
+    tensors = tensors_of_sdpa(function, arguments)
+    if tensors is not None and not arguments.query.is_inference():  # these count no versions
+        return Unread(arguments.key, Watched(tensors), functools.partial(read_sdpa, arguments))
+    calls, certain = readings(function, arguments)
+    return calls[0] if certain else confirmed(calls, _output(result), arguments)
 
 
 def _bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from clearhead.recording.blockmask import BlockRule, is_block_mask
 from clearhead.recording.calls import Call, as_heads, as_heads_mask, usual_scale
 from clearhead.recording.functional import causal_rule
 
-__all__ = ["Arguments", "readings"]
+__all__ = ["Arguments", "read_sdpa", "readings", "tensors_of_sdpa"]
 
 Function = Callable[..., Any]
 
@@ -55,6 +55,12 @@ class Arguments:
     value: Tensor  # (B, G, S, Dv)
     attention_mask: Any
     options: dict[str, Any]
+    is_causal: bool = field(init=False)  # what the call says, else what the module says as it is called
+
+    def __post_init__(self) -> None:
+        said = self.options.get("is_causal")
+        causal = getattr(self.module, "is_causal", True) if said is None else said
+        object.__setattr__(self, "is_causal", bool(causal))
 
     def arrived(self) -> str:
         """The call, restated for an error message."""
@@ -68,12 +74,6 @@ class Arguments:
     def dropout(self) -> float:
         """The dropout that was applied to the weights."""
         return float(self.options.get("dropout") or 0.0)
-
-    @property
-    def is_causal(self) -> bool:
-        """What the call says, else what the module says."""
-        said = self.options.get("is_causal")
-        return bool(getattr(self.module, "is_causal", True) if said is None else said)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +95,21 @@ def readings(function: Function, arguments: Arguments) -> tuple[list[Call], bool
     if arguments.attention_mask is None and arguments.is_causal and arguments.query.shape[2] > 1:
         calls.append(_call(arguments, _eager(arguments, causal=True)))
     return calls, False
+
+
+def tensors_of_sdpa(function: Function, arguments: Arguments) -> list[Tensor] | None:
+    """Every tensor that the reading of a call holds, if the function is transformers' sdpa; None for others."""
+    own = getattr(sys.modules.get("transformers.integrations.sdpa_attention"), "sdpa_attention_forward", None)
+    if function is not own:
+        return None
+    given = (arguments.attention_mask, arguments.options.get("position_bias"))
+    return [arguments.query, arguments.key, arguments.value, *(one for one in given if isinstance(one, Tensor))]
+
+
+def read_sdpa(arguments: Arguments) -> Call:
+    """What a call of transformers' sdpa computes."""
+    _refuse_unknown(arguments)
+    return _call(arguments, _sdpa(arguments))
 
 
 def _implementations() -> dict[Function, str]:

@@ -116,9 +116,11 @@ class Layer(Kept):
         *,
         before: Layer | None = None,
         borrowed: bool = False,  # k and v are buffers that will be overwritten
+        overwritten: bool = False,  # what the map reads was written to already
     ) -> None:
         self.number, self.path, self.shape, self.padding = number, path, call.shape, padding
         self.itemsize = max(4, next(call.tensors()).element_size())
+        self._overwritten = overwritten
         self._keys, self.cols, self.link = None, slice(0, self.shape[3]), Link.NONE
         if isinstance(call, Call):
             self._keys, self.cols, self.link = _keys_of(call, before, borrowed)
@@ -157,7 +159,7 @@ class Layer(Kept):
     @property
     def changed(self) -> bool:
         """Whether a tensor that the map reads was written to since the call."""
-        return self._watched.changed or (self._keys is not None and self._keys.changed)
+        return self._overwritten or self._watched.changed or (self._keys is not None and self._keys.changed)
 
     @cached_property
     def _map(self) -> AttentionMap:
@@ -189,7 +191,7 @@ def _slim(call: AnyCall) -> AnyCall:
 def _restored(number: int, path: str, call: AnyCall, padding: Any, keys: Keys | None, cols: slice, link: Link) -> Layer:
     layer = Layer.__new__(Layer)
     layer.number, layer.path, layer.padding, layer.cols, layer.link = number, path, padding, cols, link
-    layer._keys = keys
+    layer._keys, layer._overwritten = keys, False
     layer._set(call)
     layer.shape, layer.itemsize = layer.call.shape, max(4, next(call.tensors()).element_size())
     return layer

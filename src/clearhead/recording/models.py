@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 
@@ -75,7 +75,7 @@ def _check_quantised(model: nn.Module) -> None:
     quantised = getattr(sys.modules.get("torch.ao.nn.quantized"), "MultiheadAttention", None)
     if quantised is None:
         return
-    path = next((path for path, module in model.named_modules() if isinstance(module, quantised)), None)
+    path = next((path for part, path in parts_of(model).items() if isinstance(part, quantised)), None)
     if path is not None:
         raise RecordingError(
             f"record({type(model).__name__}): {path or 'it'!r} is torch.ao's quantised nn.MultiheadAttention, whose"
@@ -141,13 +141,29 @@ def recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def running_eagerly(model: nn.Module) -> AbstractContextManager[None]:
+def parts_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Every module in a model with its path, as `named_modules` gives them in three times as long."""
+    found: dict[nn.Module, str] = {}
+    waiting: list[tuple[nn.Module, str]] = [(model, "")]
+    while waiting:
+        module, path = waiting.pop()
+        if module in found:
+            continue
+        found[module] = path
+        if module._modules:
+            before = f"{path}." if path else ""
+            inside = [(part, before + name) for name, part in module._modules.items() if part is not None]
+            waiting.extend(reversed(inside))
+    return found
+
+
+def running_eagerly(model: nn.Module, parts: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Within the block a compiled model runs its Python code, and a warning says so; others are left alone.
 
     Only for compiled models: FlexAttention compiles its kernel on its own, and that must run as without the
     recorder. The warning names the line that called our caller: the user's `with`.
     """
-    if not any(_is_compiled(module) for module in model.modules()):
+    if not any(_is_compiled(part) for part in parts):
         return nullcontext()
     if torch.compiler.is_compiling():
         raise RecordingError("record() inside a function that torch.compile is compiling: call it outside.")

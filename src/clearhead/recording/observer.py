@@ -3,12 +3,14 @@
 `torch.nn.Module.__call__` and the `forward` of the model's class are replaced for the time of a block (no hook is put
 on any module: a hook would switch off the fast path of nn.TransformerEncoderLayer, and would have to be taken back from
 each module). The function mode that sees the other calls steps out where an earlier seam has taken over, and in again
-for any module that is called there.
+for any module that is called there. Where every block's model attends through transformers' interface alone
+(`reach.py`), the mode stays off and of all modules the model's own call is replaced: both cost time at each call.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +20,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.overrides import _get_current_function_mode
 
-from clearhead.recording.calls import AnyCall
+from clearhead.recording.calls import AnyCall, Unread
 from clearhead.recording.functional import FunctionSeam
 from clearhead.recording.models import check_eager
 from clearhead.recording.wrapping import Function, Replacement
@@ -30,6 +32,7 @@ class Listener(Protocol):
     """What a block does with what is seen in its thread."""
 
     roots: tuple[nn.Module, ...]  # the model, what a compiled model wraps, encoders that are called before it
+    watches_functions: bool  # attention may be called in other ways than through transformers' interface
 
     def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A call of a root begins; False where one is running already (a root that calls itself)."""
@@ -37,7 +40,7 @@ class Listener(Protocol):
     def end(self, complete: bool) -> None:
         """The pass ended: completely, or by an exception."""
 
-    def see(self, call: AnyCall, module: nn.Module | None) -> None:
+    def see(self, call: AnyCall | Unread, module: nn.Module | None) -> None:
         """An attention call of `module` was made."""
 
 
@@ -75,12 +78,14 @@ class Observer:
         self.modules: list[nn.Module] = []  # running now, outermost first
         self.running = 0  # passes that are open
         self.inside = False  # within an attention call that an earlier seam has taken
+        self.reporting: dict[Function, Function] = {}  # what seam 1 gives out in the place of attention functions
         self._present = False  # whether the function mode is on torch's stack
         self._mode = FunctionSeam(self._called)
 
     def listen(self, listeners: list[Listener]) -> None:
         """These blocks are open now."""
         self.listeners = listeners
+        self._watching = any(listener.watches_functions for listener in listeners)
         self._roots = {id(root) for listener in listeners for root in listener.roots}
 
     def _called(self, call: AnyCall) -> None:
@@ -88,7 +93,7 @@ class Observer:
         if not self.inside:
             self.see(call, self.modules[-1])
 
-    def see(self, call: AnyCall, module: nn.Module | None) -> None:
+    def see(self, call: AnyCall | Unread, module: nn.Module | None) -> None:
         """Tell every block whose model is running."""
         for listener in self.listeners:
             listener.see(call, module)
@@ -106,6 +111,8 @@ class Observer:
         """`module(*args, **kwargs)`, noting that it runs."""
         if not self.running:
             check_eager(module, self._roots)
+        if not (self._watching or self.is_outside(module)):
+            return original(module, *args, **kwargs)
         self.modules.append(module)
         try:
             if id(module) in self._roots:
@@ -123,6 +130,7 @@ class Observer:
             for listener in concerned:
                 if listener.begin(root, args, kwargs):
                     passes.enter_context(self._open_pass(listener))
+            self.listen(self.listeners)  # one may have begun to watch
             with self.stepped_in():
                 return original(root, *args, **kwargs)
 
@@ -140,7 +148,7 @@ class Observer:
     @contextmanager
     def stepped_in(self) -> Iterator[None]:
         """Our function mode on torch's stack, unless an earlier seam has taken over."""
-        if self._present or self.inside:
+        if self._present or self.inside or not self._watching:
             yield
             return
         self._present = True
@@ -169,6 +177,9 @@ class Observer:
         """Within an attention call that is reported by its own seam: nothing below it is reported again."""
         outer, self.inside = self.inside, True
         try:
+            if not self._present:
+                yield
+                return
             with self.stepped_out():
                 yield
         finally:
@@ -200,10 +211,16 @@ def _entered(original: Function) -> Function:
 
 
 _CALL = Replacement(nn.Module, "__call__", _observed)
-_forwards: dict[type, Replacement] = {}  # one per class, so that blocks in several threads share the count
+_calls: dict[type, Replacement] = {}  # one per class, so that blocks in several threads share the count
+_forwards: dict[type, Replacement] = {}
 
 
-def replacements(roots: Iterable[nn.Module]) -> list[Replacement]:
-    """The call of any module, and the forward of these modules' classes."""
+def replacements(roots: Iterable[nn.Module], *, watching: bool) -> list[Replacement]:
+    """The forward of these modules' classes; and the call of any module if `watching`, else of these."""
     owners = dict.fromkeys(type(root) for root in roots)
-    return [_CALL, *(_forwards.setdefault(owner, Replacement(owner, "forward", _entered)) for owner in owners)]
+    forwards = [_forwards.setdefault(owner, Replacement(owner, "forward", _entered)) for owner in owners]
+    if watching:
+        return [_CALL, *forwards]
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)  # one may hold a root
+    called = [*owners, *(() if compiled is None else (compiled,))]
+    return [*(_calls.setdefault(owner, Replacement(owner, "__call__", _observed)) for owner in called), *forwards]

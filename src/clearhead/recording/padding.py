@@ -38,6 +38,8 @@ class Padding:
         """What this call's map must not show, or None: padding that the user stated, else all that is known."""
         real = None if self.stated or isinstance(call, DenseCall) else call.real_queries
         own = None if real is None else masks.padding(queries=real)
+        if not self.stated and self.tokens is self.encoder is self.decoder is None:
+            return own
         return masks.all_of(own, self._of_the_pass(call, path, number))
 
     def _of_the_pass(self, call: AnyCall, path: str, number: int) -> masks.MaskRule | None:

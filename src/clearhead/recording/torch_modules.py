@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -288,17 +288,17 @@ _blocks: dict[type, Replacement] = {}  # one per class, so that blocks in severa
 _own: dict[int, Replacement] = {}  # one per module, for as long as a block needs it
 
 
-def replacements(model: nn.Module) -> list[Replacement]:
-    """Those for every model; for encoder layers of this one that call attention in a method of their own; and for
+def replacements(parts: Collection[nn.Module]) -> list[Replacement]:
+    """Those for every model; for encoder layers among these parts that call attention in a method of their own; and for
     modules whose forward somebody has replaced (accelerate does, to move tensors).
 
     That method runs off the fast path only, within a forward that the function mode had to leave.
     """
     base = nn.TransformerEncoderLayer
-    classes = {cls for layer in model.modules() if isinstance(layer, base) for cls in type(layer).__mro__}
+    classes = {cls for kind in set(map(type, parts)) if issubclass(kind, base) for cls in kind.__mro__}
     owners = [cls for cls in classes - {base} if "_sa_block" in vars(cls)]
     always = [replacement for replacement in _ALWAYS if replacement.possible]
     blocks = [_blocks.setdefault(owner, Replacement(owner, "_sa_block", _stepping_in)) for owner in owners]
-    changed = [module for module in model.modules() if "forward" in vars(module)]
+    changed = [module for module in parts if "forward" in vars(module)]
     found = [(kind, module) for module in changed for kind in _KINDS if isinstance(module, kind)]
     return [*always, *blocks, *(_own.setdefault(id(module), _Own(kind, module)) for kind, module in found)]
