@@ -138,6 +138,7 @@ class View:
     Attributes: maps (one a layer, (1, H, T, T)), layers (their numbers), tokens (pieces of the text), name.
 
     A view keeps the model, and up to 150 MB of its layers' inputs: the page shows how q comes of them.
+    In a notebook it shows itself: live as long as kernel and view are there, then as the file that was saved.
     """
 
     def __init__(

@@ -217,6 +217,7 @@ def test_a_page_turns_live_where_it_stands(biased: View, cells: Callable[..., Ce
     frame.click(HEAD_1)
     until(lambda: frame.inner_text("#head-title") == "Layer 0 · head 1")
     frame.click("#t30")
+    frame.click("#tabs [data-v=matrix]")
     assert "8 bits" in frame.text_content("#note")
     shown.connect()
     shown.live()
@@ -226,6 +227,7 @@ def test_a_page_turns_live_where_it_stands(biased: View, cells: Callable[..., Ce
     weights = biased.maps[0][0, 1, 30]
     assert (chosen(frame, "query"), chosen(frame, "key")) == (30, int(weights.argmax()))
     until(lambda: shares(frame.inner_text("#pair > b"))[0] == pytest.approx(float(weights.max()), abs=6e-5))
+    until(lambda: "tile.0.1" in {name for _, name in shown.asked})  # the matrix is drawn anew
 
 
 @pytest.mark.browser
