@@ -318,9 +318,9 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def test_a_layer_that_is_not_there(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import clearhead.view
+    import clearhead.looking
 
-    monkeypatch.setattr(clearhead.view, "look", raising(AssertionError("the model ran")))
+    monkeypatch.setattr(clearhead.looking, "look", raising(AssertionError("the model ran")))
     bad(clearhead_(TEXT, "--layers", "0,7"), "--layers: there is no layer 7; the model has layers 0-1")
 
 
@@ -527,7 +527,7 @@ def test_a_recording_is_kept_and_served(clearhead_: Any, served: Any) -> None:
     assert process.stdout.readline() == "Ctrl-C ends it.\n"
     with urllib.request.urlopen(url + "part/facts", timeout=20) as answer:
         facts = json.loads(answer.read())
-    assert ("".join(facts["tokens"]), facts["reading"], len(facts["heads"])) == (TEXT, 0, 8)
+    assert ("".join(facts["texts"][0]["tokens"]), facts["reading"], len(facts["heads"])) == (TEXT, 0, 8)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "Stopped.\n")

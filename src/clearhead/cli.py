@@ -351,7 +351,7 @@ def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> 
 
     loaded, tokenizer = zoo.load(model, on_progress=report)
     _check_layers(loaded.config, layers)
-    from clearhead.view import look  # after the name was found, since this imports torch
+    from clearhead.looking import look  # after the name was found, since this imports torch
 
     _return_freed_blocks(4 << 20)
     view = look(loaded, tokenizer, text, layers=layers, on_progress=report)

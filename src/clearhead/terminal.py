@@ -130,15 +130,13 @@ def _print(out: Console, table: Table) -> None:
 
 
 def _roles(view: View) -> Table:
-    from clearhead.heads.roles import ROLES
-
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("Role")
     table.add_column("Heads", justify="right")
     table.add_column("Strongest: score / score of a uniform head")
     heads = view.heads()
     counts = heads.counts()
-    for role in ROLES:
+    for role in counts:
         shown = [head.summary for head in heads.strongest(role, _STRONGEST)]
         if shown and role == "broad":
             shown.append("of the largest entropy")

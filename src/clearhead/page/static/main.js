@@ -3,7 +3,7 @@ import { $, el } from "./util.js";
 import { drawRamp, setTheme } from "./colour.js";
 import { Fault, source } from "./source.js";
 import { Trace } from "./data.js";
-import { emit, layerOf, on, readHash, view } from "./state.js";
+import { emit, layerOf, leadText, on, queryText, readHash, view } from "./state.js";
 import { selectHead } from "./actions.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
@@ -29,7 +29,9 @@ function walked() {
 function drawHeadline() {
   const { head, trace } = view,
     known = head.role != null; // a live page reads its heads one layer after another
-  $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}`;
+  const { side } = layerOf(head.layer);
+  $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}${side && ` · ${side}`}`;
+  $("#mode [data-v=text]").textContent = queryText().image ? "Image" : "Text";
   $("#badge").replaceChildren(...(known ? [glyph(roleName(head.role), 16), head.role] : []));
   $("#why").textContent = known ? sentence(trace, layerOf(head.layer), head) : "This head is being read.";
   for (const [id, sign, words] of [
@@ -89,7 +91,7 @@ async function start() {
   setTheme(system.matches);
   const at = readHash();
   view.head = at.head || view.trace.find(...view.trace.opening);
-  view.token = at.query ?? at.key ?? view.trace.n - 1;
+  view.token = at.query ?? at.key ?? leadText().n - 1;
   if (source.live) view.trace.weights(view.head); // on its way while the page lays itself out
   document.body.className = "reading";
   $("main").inert = true;

@@ -1,6 +1,6 @@
 // Where numbers come from. Parts have names and are bytes; a file holds them, a live source makes them.
 
-export const FORMAT = 1;
+export const FORMAT = 2;
 
 // What keeps the page from showing numbers; said in a sentence, never half shown.
 export class Fault extends Error {
@@ -29,7 +29,7 @@ function checked(facts) {
       `The numbers are in format ${facts.format}; this page reads format ${FORMAT}. Save it anew with one version of clearhead.`,
       ANEW,
     );
-  if (facts.tokens.length) return facts;
+  if (facts.texts.length && facts.texts[0].tokens.length) return facts;
   throw new Fault("No text has been read yet", "Run the model on a text and every head appears here.", FIRST);
 }
 

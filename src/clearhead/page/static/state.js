@@ -49,6 +49,23 @@ export function along(token) {
 }
 /** @param {number} layer @returns {import("./types").Layer} */
 export const layerOf = (layer) => /** @type {any} */ (view.trace.byLayer.get(layer));
+// The layers of the chosen head's side, of an encoder-decoder model; else all.
+export const layersShown = () => view.trace.layers.filter(({ side }) => side === layerOf(view.head.layer).side);
+export const headsShown = () => {
+  const layers = new Set(layersShown().map(({ layer }) => layer));
+  return view.trace.heads.filter((head) => layers.has(head.layer));
+};
+// What stands for the rows and the columns of the chosen head's map: in cross-attention they are two texts.
+export const queryText = () => view.trace.texts[layerOf(view.head.layer).queries];
+export const keyText = () => view.trace.texts[layerOf(view.head.layer).keys];
+/** @param {"query" | "key"} kind */
+export const textOf = (kind) => (kind === "query" ? queryText() : keyText());
+/** @returns {"query" | "key"} */
+export const leadKind = () => (view.direction === "from" ? "query" : "key");
+/** @returns {"query" | "key"} */
+export const otherKind = () => (view.direction === "from" ? "key" : "query");
+export const leadText = () => textOf(leadKind());
+export const otherText = () => textOf(otherKind());
 /** @param {import("./types").Head} head */
 export const sinksOf = (head) => layerOf(head.layer).sinks;
 export const faded = (j) => view.fade && sinksOf(view.head).includes(j);
@@ -92,11 +109,9 @@ export function readHash() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const { trace } = view;
   const one = (name, values) => /** @type {any} */ (values.includes(hash.get(name)) ? hash.get(name) : null);
-  const position = (name) =>
-    /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.n - 1) : null;
   view.direction = one("dir", ["from", "to"]) || "from";
   view.mode = one("mode", ["columns"]) || "text";
-  view.scale = one("scale", ["linear", "root", "log"]) || (trace.n <= 1024 ? "root" : "linear");
+  view.scale = one("scale", ["linear", "root", "log"]) || (trace.n <= 1024 ? "root" : "linear"); // n: the longest text
   view.lines = hash.has("lines");
   view.fade = hash.has("fade");
   view.sheet = hash.has("sheet");
@@ -104,6 +119,10 @@ export function readHash() {
   const [x, y, size] = (hash.get("zoom") || "").split(",").map(Number);
   view.zoom = size > 0 && x >= 0 && y >= 0 ? { x, y, size } : null;
   view.filter = new Set((hash.get("roles") || "").split(".").filter((role) => role in ROLES));
-  const [layer, head] = (hash.get("h") || "").split(".").map(Number);
-  return { head: trace.find(layer, head), query: position("q"), key: position("k") };
+  const [layer, number] = (hash.get("h") || "").split(".").map(Number);
+  const head = trace.find(layer, number),
+    own = layerOf((head || trace.heads[0]).layer);
+  const position = (name, text) =>
+    /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.texts[text].n - 1) : null;
+  return { head, query: position("q", own.queries), key: position("k", own.keys) };
 }

@@ -11,25 +11,45 @@ export interface Head {
   thumb?: Uint8Array;
 }
 
+// What the rows or the columns of a map stand for.
+export interface Text {
+  tokens: string[];
+  n: number;
+  name: string; // "source" or "target" of an encoder-decoder model, else empty
+  prompt?: number; // tokens from here on are the model's own
+  image?: Picture;
+}
+
+// An image that is read in patches, row by row; of the tokens, the first patch is number `first`.
+export interface Picture {
+  uri: string;
+  rows: number;
+  columns: number;
+  first: number;
+}
+
+export type Side = "" | "encoder" | "decoder" | "cross";
+
 export interface Layer {
   layer: number;
   heads: number;
   causal: boolean;
   sinks: number[];
+  side: Side; // of an encoder-decoder model
+  queries: number; // which of the texts
+  keys: number;
+  thumb: [number, number];
+  groups: number; // key heads
   d?: number; // these where the weights follow from q and k
   scale?: number;
-  groups?: number;
 }
 
 export interface Trace {
   name: string;
-  tokens: string[];
-  n: number;
-  causal: boolean;
-  kvHeads: number;
+  texts: Text[];
+  n: number; // tokens of the longest
   nbytes: number;
   denseNbytes: number;
-  thumb: [number, number];
   layers: Layer[];
   heads: Head[];
   scores: string[];
@@ -37,7 +57,6 @@ export interface Trace {
   threshold: number;
   notes: string[];
   exact: number;
-  width: number;
   byName: Map<string, Head>;
   byLayer: Map<number, Layer>;
   find(layer: number, head: number): Head;
@@ -59,7 +78,8 @@ export interface Source {
 // Everything a pane may ask about one head.
 export interface Weights {
   name: string; // layer.head
-  n: number;
+  rows: number;
+  columns: number;
   causal: boolean;
   floor: number;
   exact: boolean;
