@@ -4,6 +4,7 @@
 
 Nothing here knows of the web: a server and a notebook hand on the same names. Numbers are little-endian float32.
 
+    n.…                    the part … of the n-th of the pages that stand beside this one
     facts, thumbs, w.L.H, q.L.H, kv.L.G, p.L.H   as in a file, see `payload`
     heads                  JSON: what has become known since `have` layers were
     tile.L.H               a picture of the queries `rows` on the `keys`: the `max` or the `sum` of side × side weights
@@ -113,8 +114,13 @@ class Answers:
         >>> Answers({"format": 1}, []).part("facts")
         b'{"format": 1, "live": true, "reading": 0}'
         """
+        page = re.match(r"(\d{1,4})\.", name, re.ASCII)
+        if page is not None and int(page[1]) < len(self._beside[0]):
+            return self._beside[0][int(page[1])]._part(name[page.end() :], {} if query is None else query)
+        return self._part(name, {} if query is None else query)
+
+    def _part(self, name: str, given: Query) -> bytes:
         kind, *numbers = name.split(".")
-        given = {} if query is None else query
         if not numbers and kind in _WHOLE:
             return _WHOLE[kind](self, given)
         if kind not in _OF_HEAD or len(numbers) != 2 or not all(re.fullmatch(r"\d{1,5}", n) for n in numbers):

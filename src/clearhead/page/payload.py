@@ -247,10 +247,10 @@ def title_of(name: str, tokens: Sequence[str]) -> str:
 def together(pages: Sequence[Callable[[int], Payload]], labels: Sequence[str | int], budget: int) -> Payload:
     """Several pages' data in one: `pages` give each within so many bytes.
 
-    The parts of page n are called n/…, of the first as they are; `labels` become what its control shows.
+    The parts of page n are called n.…, of the first as they are; `labels` become what its control shows.
     """
     shell_bytes = _nbytes(shell()) - len(DATA)
-    told = json_element("pages", list(labels))
+    told = json_element("pages-data", list(labels))
     each = shell_bytes + (budget - shell_bytes - len(told)) // len(pages)
     made = [page(each) for page in pages]
     parts = [_numbered(element, n) for n, one in enumerate(made) for element in one.elements[:-1]]
@@ -271,7 +271,7 @@ def _numbered(element: str, n: int) -> str:
     """A part of page n: its name says so, of all but the first."""
     if not n:
         return element
-    return element.replace('data-blob="', f'data-blob="{n}/', 1).replace('id="facts-data"', f'id="facts-data-{n}"', 1)
+    return element.replace('data-blob="', f'data-blob="{n}.', 1).replace('id="facts-data"', f'id="facts-data-{n}"', 1)
 
 
 def text_facts(tokens: Tokens) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 // What a person can do, whatever the pane it is done in.
 import { clamp, percent, shown } from "./util.js";
 import { roleName } from "./roles.js";
-import { along, emit, faded, keyOf, leadKind, leadText, otherText, queryOf, say, sinksOf } from "./state.js";
+import { along, emit, faded, keyOf, leadKind, leadText, otherText, queryOf, say } from "./state.js";
 import { keyText, layerOf, queryText, textOf, view, writeHash } from "./state.js";
 
 /** @param {number} i @param {"query" | "key"} kind */
@@ -57,10 +57,10 @@ function lead(token, given, then) {
 }
 
 // A query worth opening with: in the later text, the strongest weight between two different words, no sink among them.
-function openingQuery(weights, head) {
-  const { queries, keys } = layerOf(head.layer),
-    [rows, columns] = [queries, keys].map((text) => view.trace.texts[text]),
-    sinks = new Set(sinksOf(head)),
+function openingQuery(trace, weights, head) {
+  const { queries, keys, sinks: resting } = trace.byLayer.get(head.layer),
+    [rows, columns] = [queries, keys].map((text) => trace.texts[text]),
+    sinks = new Set(resting),
     isWord = (token) => /\p{L}{2}/u.test(token);
   const asks = rows.tokens.map((token, i) => (rows.image || isWord(token)) && (queries !== keys || !sinks.has(i))),
     told = columns.tokens.map((token, j) => (columns.image || isWord(token)) && !sinks.has(j));
@@ -84,19 +84,22 @@ let latest = null; // the head asked for last: an earlier one that is decoded la
 /**
  * @param {import("./types").Head} head
  * @param {{ query?: number | null, key?: number | null, first?: boolean }} at
+ * @param {import("./types").Trace} trace another where the page is to show another
  */
-export async function selectHead(head, at = {}) {
+export async function selectHead(head, at = {}, trace = view.trace) {
   latest = head;
-  const weights = await view.trace.weights(head),
+  const weights = await trace.weights(head),
     from = view.direction === "from",
-    opening = from ? (at.query ?? openingQuery(weights, head)) : (at.key ?? 0);
+    opening = from ? (at.query ?? openingQuery(trace, weights, head)) : (at.key ?? 0);
   const token = !at.first && sameTexts(head, view.head) ? view.token : opening;
   await needed(weights, token);
   if (latest !== head) return;
-  Object.assign(view, { head, weights, token, hover: null });
+  const moved = trace !== view.trace;
+  Object.assign(view, { trace, head, weights, token, hover: null });
   view.other = (from ? at.key : at.query) ?? strongest(token);
   await needed(weights, token, view.other);
   if (latest !== head) return;
+  if (moved) emit("trace");
   emit("head");
   changed();
   if (!at.first) say(`layer ${head.layer} head ${head.head}, ${head.role ?? "not read yet"}`);

@@ -78,6 +78,7 @@ class HeadWeights {
     this.causal = layer.causal;
     this.floor = trace.threshold;
     this.exact = source.live;
+    this.part = trace.part;
     this.name = name;
     this.strong = strong;
     this.d = this.scale = 0;
@@ -168,7 +169,7 @@ class HeadWeights {
     return missing.length ? Promise.all(missing.map((line) => this.fetch(line))).then(() => {}) : null;
   }
   async fetch([kind, i, what]) {
-    const line = floats(await source.part(`${kind}.${this.name}`, { [what]: i }));
+    const line = floats(await this.part(`${kind}.${this.name}`, { [what]: i }));
     this.lines.set(kind + i, line);
     while (this.lines.size * 4 * Math.max(this.rows, this.columns) > ROWS && this.lines.size > 4)
       this.lines.delete(this.lines.keys().next().value || "");
@@ -176,8 +177,7 @@ class HeadWeights {
   // The largest weight under each pixel: `side` × `side` weights of these queries and keys.
   picture(i0, i1, j0, j1, side, signal) {
     if (source.live && !(this.q && side === 1))
-      return source
-        .part(`tile.${this.name}`, { rows: `${i0}-${i1}`, keys: `${j0}-${j1}`, side, of: "max" }, signal)
+      return this.part(`tile.${this.name}`, { rows: `${i0}-${i1}`, keys: `${j0}-${j1}`, side, of: "max" }, signal)
         .then(floats);
     return this.q && side === 1 ? this.cells(i0, i1, j0, j1) : this.pooled(i0, i1, j0, j1, side);
   }
@@ -203,8 +203,11 @@ class HeadWeights {
 }
 
 export class Trace {
-  constructor(facts) {
+  /** @param {any} facts @param {string} prefix of the names of its parts */
+  constructor(facts, prefix = "") {
     Object.assign(this, facts);
+    /** @type {import("./types").Source["part"]} */
+    this.part = (name, query, signal) => source.part(prefix + name, query, signal);
     this.texts = facts.texts.map((text) => ({ ...text, n: text.tokens.length }));
     this.layers = facts.layers;
     this.reading = facts.reading || 0; // layers that a live page has still to hear of
@@ -222,7 +225,7 @@ export class Trace {
     return this.byName.get(layer + "." + head);
   }
   async readThumbs() {
-    const raw = (await source.part("thumbs")) || new Uint8Array(0);
+    const raw = (await this.part("thumbs")) || new Uint8Array(0);
     let at = 0;
     for (const layer of this.layers) at = this.setThumbs(layer, raw, at);
     if (at !== raw.length) throw damaged("Its thumbnails do not fit its heads");
@@ -235,7 +238,7 @@ export class Trace {
   }
   // What has become known of heads that were not read yet. Whether there was anything new.
   async hear() {
-    const raw = await source.part("heads", { have: this.heard });
+    const raw = await this.part("heads", { have: this.heard });
     const { reading, news, failed } = JSON.parse(new TextDecoder().decode(raw || undefined));
     if (failed) throw new Fault("The heads of this model cannot be read", failed);
     this.reading = reading;
@@ -276,7 +279,7 @@ export class Trace {
     }
   }
   async strong(name) {
-    const raw = await source.part("w." + name);
+    const raw = await this.part("w." + name);
     if (!raw) throw damaged(`The weights of layer ${name.replace(".", ", head ")} are missing`);
     const { queries, keys } = this.byLayer.get(Number(name.split(".")[0]));
     return unpackRows(raw, this.texts[queries].n, this.texts[keys].n);
@@ -287,8 +290,8 @@ export class Trace {
     const group = Math.floor(head / (heads / groups));
     const [strong, query, shared] = await Promise.all([
       this.strong(name),
-      d ? source.part("q." + name) : null,
-      d ? source.part(`kv.${layer}.${group}`) : null,
+      d ? this.part("q." + name) : null,
+      d ? this.part(`kv.${layer}.${group}`) : null,
     ]);
     const weights = new HeadWeights(/** @type {any} */ (this), own, name, strong);
     if (!query || !shared) return weights;
@@ -302,7 +305,7 @@ export class Trace {
       lse: finite(mine.subarray(queries)),
       k: theirs.subarray(0, keys),
       v: theirs.subarray(keys),
-      terms: source.live ? null : await source.part("p." + name),
+      terms: source.live ? null : await this.part("p." + name),
     });
   }
 }

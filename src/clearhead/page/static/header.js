@@ -1,7 +1,7 @@
 // The header: what was run, and what is kept of it against the dense matrices.
 import { $, bytes, clamp, el, grouped, plural } from "./util.js";
 import { view } from "./state.js";
-import { pageChoices } from "./pages.js";
+import { drawPages } from "./pages.js";
 
 const fact = (hide, ...parts) => el("span", { class: hide }, ...parts);
 
@@ -44,7 +44,7 @@ export function drawHeader() {
       ? ""
       : fact("not-medium", "reads both ways"),
     memory(trace),
-    ...pageChoices(trace),
   ];
   $("#facts").replaceChildren(...parts);
+  drawPages();
 }

@@ -3,12 +3,12 @@ import { $, el } from "./util.js";
 import { drawRamp, setTheme } from "./colour.js";
 import { Fault, source } from "./source.js";
 import { Trace } from "./data.js";
-import { emit, layerOf, leadText, on, queryText, readHash, view } from "./state.js";
+import { emit, layerOf, leadText, on, pageAsked, queryText, readHash, view } from "./state.js";
 import { selectHead } from "./actions.js";
+import { beginWith, followOther, listen, showPage } from "./pages.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
 import { drawHeader } from "./header.js";
-import { followOther } from "./pages.js";
 import { startAtlas } from "./atlas.js";
 import { startChips } from "./chips.js";
 import { startSheet } from "./sheet.js";
@@ -17,6 +17,7 @@ import { startText } from "./text.js";
 import { startColumns } from "./columns.js";
 import { startDerivation } from "./derivation.js";
 import { startTables } from "./tables.js";
+import { forgetTiles } from "./tiles.js";
 import { startMatrix } from "./matrix.js";
 import { startKeys, switchTheme } from "./keys.js";
 
@@ -77,7 +78,9 @@ function follow(system) {
     (event) => view.theme === "auto" && (switchTheme(event.matches), (view.theme = "auto")),
   );
   addEventListener("hashchange", () => {
-    const asked = readHash();
+    const wanted = pageAsked(),
+      asked = readHash();
+    if (wanted != null && wanted !== view.trace.page) return showPage(wanted, asked);
     selectHead(asked.head || view.head, { ...asked, first: true }).then(() => emit("layout"));
   });
   let waiting = 0;
@@ -89,13 +92,15 @@ async function start() {
   view.trace = /** @type {any} */ (new Trace(await source.facts()));
   const system = matchMedia("(prefers-color-scheme: dark)");
   setTheme(system.matches);
-  const at = readHash();
+  const wanted = pageAsked(),
+    at = readHash();
   view.head = at.head || view.trace.find(...view.trace.opening);
   view.token = at.query ?? at.key ?? leadText().n - 1;
   if (source.live) view.trace.weights(view.head); // on its way while the page lays itself out
   document.body.className = "reading";
   $("main").inert = true;
   drawHeader();
+  on("trace", () => (forgetTiles(), drawHeader(), emit("layout")));
   on("layout", layOut); // first: the panes measure themselves in it
   startPanes();
   emit("layout");
@@ -107,17 +112,11 @@ async function start() {
   $("main").inert = false;
   emit("layout"); // the sentence about the head takes a line or two
   follow(system);
+  beginWith(view.trace);
+  if (wanted != null) await showPage(wanted, at);
   document.body.dataset.ready = "1";
   followOther();
-  listen();
-}
-
-// A live page hears of the heads as they are read, one layer after another.
-async function listen() {
-  while (view.trace.reading) {
-    await new Promise((done) => setTimeout(done, 400));
-    if (await view.trace.hear()) emit("heads");
-  }
+  listen(view.trace);
 }
 
 const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));

@@ -71,7 +71,7 @@ export const sinksOf = (head) => layerOf(head.layer).sinks;
 export const faded = (j) => view.fade && sinksOf(view.head).includes(j);
 
 // Changes: "head" another head, "pair" another query or key, "hover" the pointer, "look" scale, theme or a
-// switch, "layout" sizes, "filter" roles shown, "zoom" the part of the matrix, "heads" what is known of them.
+// switch, "trace" another text, model or step, "layout" sizes, "filter" roles shown, "zoom" the part of the matrix, "heads" what is known of them.
 /** @type {Record<string, ((change: string) => void)[]>} */
 const listeners = {};
 export function on(changes, listener) {
@@ -95,6 +95,7 @@ export function writeHash() {
     `dir=${view.direction}`,
     `scale=${view.scale}`,
   ];
+  if (view.trace.pages) parts.push("page=" + view.trace.page);
   if (view.mode !== "text") parts.push("mode=" + view.mode);
   if (view.lines) parts.push("lines=1");
   if (view.fade) parts.push("fade=1");
@@ -103,6 +104,12 @@ export function writeHash() {
   if (view.zoom) parts.push("zoom=" + [view.zoom.x, view.zoom.y, view.zoom.size].map((x) => +x.toFixed(3)).join());
   if (view.filter.size) parts.push("roles=" + [...view.filter].join("."));
   history.replaceState(null, "", "#" + parts.join("&"));
+}
+
+// Which of several pages the address asks for.
+export function pageAsked() {
+  const asked = new URLSearchParams(location.hash.slice(1)).get("page");
+  return asked && Number(asked) < (view.trace.pages?.length || 0) ? Number(asked) : null;
 }
 
 export function readHash() {

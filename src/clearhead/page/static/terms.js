@@ -96,7 +96,7 @@ export function termsOf(weights, query, key, come) {
   clearTimeout(timer);
   timer = setTimeout(async () => {
     if (held.size > KEPT) held.clear();
-    const raw = await source.part("p." + weights.name, { query, key });
+    const raw = await weights.part("p." + weights.name, { query, key });
     held.set(pair, raw ? new TermsOfHead(raw, 1, 1) : none);
     come();
   }, QUIET);

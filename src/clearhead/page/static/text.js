@@ -179,6 +179,7 @@ function rebuild() {
   buildFlow(dress);
   if (query === flows.query && key === flows.key) return false;
   [weightsNow, tinted, dressed, labelled, seen] = [null, [], [], [], [0, Infinity]];
+  $("#wrote").hidden = flows.query.text.prompt == null;
   return true;
 }
 

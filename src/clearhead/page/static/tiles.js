@@ -21,6 +21,7 @@ const asked = new Map();
 /** @type {Tile[]} */
 let queue = [];
 let arrived = () => {};
+export const forgetTiles = () => tiles.clear();
 export const onArrival = (listener) => (arrived = listener);
 
 // How many weights a pixel stands for, so that it is `least` CSS pixels wide: any number from near, a multiple of the

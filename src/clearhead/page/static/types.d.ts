@@ -62,8 +62,9 @@ export interface Trace {
   find(layer: number, head: number): Head;
   readThumbs(): Promise<void>;
   weights(head: Head): Promise<Weights>;
-  pages?: string[]; // of one server, with the number of this one among them
+  pages?: (string | number)[]; // what they are called, with the number of this one among them
   page?: number;
+  part: Source["part"];
   reading: number; // layers of a live page that are not read yet
   hear(): Promise<boolean>;
 }
@@ -71,7 +72,7 @@ export interface Trace {
 // Where parts come from: a file, a server, a notebook's kernel. Null where there is no part of that name.
 export interface Source {
   live: boolean;
-  facts(): Promise<any>;
+  facts(page?: string): Promise<any>;
   part(name: string, query?: Record<string, any>, signal?: AbortSignal): Promise<Uint8Array | null>;
 }
 
@@ -104,6 +105,7 @@ export interface Weights {
   v: Float32Array;
   lse: Float32Array;
   terms: Uint8Array | null;
+  part: Source["part"];
 }
 
 export type Direction = "from" | "to";
