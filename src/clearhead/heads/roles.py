@@ -6,7 +6,6 @@ Scores describe; whether a head matters to the model is another question (knock 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -41,7 +40,7 @@ class Head:
     broad is the entropy over its maximum. Of cross-attention, over all queries: sink (keys that collect three times
     their share), aligned (keys as far through their text as the query is through its own), broad. In an image local
     means patches one or two away, and scores that ask for the order of tokens are left out. None where no query counts.
-    Entropy in nats, distance in tokens.
+    Entropy in nats, distance in tokens; None between two texts.
     """
 
     layer: int
@@ -50,7 +49,7 @@ class Head:
     scores: Mapping[str, float | None]
     baselines: Mapping[str, float | None]
     entropy: float
-    distance: float
+    distance: float | None
 
     @property
     def label(self) -> str:
@@ -134,7 +133,7 @@ class LayerScores:
     scores: list[dict[str, float | None]]  # one a head
     baselines: list[dict[str, float | None]]
     entropy: list[float]
-    distance: list[float]
+    distance: Sequence[float | None]
     sinks: list[int]
 
     def heads(self, layer: int) -> list[Head]:
@@ -251,7 +250,7 @@ def score_cross(attn: AttentionMap, *more: Reducer) -> LayerScores:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     entropy = _mean(seen.entropy.result, attends.expand(heads, -1))
-    return LayerScores(table(seen), table(even), entropy, [math.nan] * heads, sinks.tolist())
+    return LayerScores(table(seen), table(even), entropy, [None] * heads, sinks.tolist())
 
 
 class _Crossing:

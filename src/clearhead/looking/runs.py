@@ -177,10 +177,10 @@ def _generated(given: Given, inputs: Mapping[str, Tensor], tokens: int) -> Tenso
     """The likeliest token at each step: (1, n)."""
     if not getattr(given.model, "can_generate", lambda: False)():
         raise ModelError(f"look(…, generate={tokens}): {given.name} does not write text.")
-    there = next(given.model.parameters()).device
+    there, accepted = next(given.model.parameters()).device, inspect.signature(given.model.forward).parameters
     with torch.no_grad():
         written: Tensor = given.model.generate(  # type: ignore[operator]
-            **{name: tensor.to(there) for name, tensor in inputs.items()},
+            **{name: tensor.to(there) for name, tensor in inputs.items() if name in accepted},
             max_new_tokens=tokens,
             do_sample=False,
             num_beams=1,

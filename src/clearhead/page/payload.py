@@ -70,7 +70,7 @@ class HeadLike(Protocol):
     @property
     def entropy(self) -> float: ...  # nats
     @property
-    def distance(self) -> float: ...  # tokens
+    def distance(self) -> float | None: ...  # tokens
 
 
 @dataclass(frozen=True)

@@ -302,12 +302,14 @@ function drawSides() {
   const sides = [...new Set(view.trace.layers.map(({ side }) => side))].filter(Boolean),
     layers = layersShown(),
     here = layers[0].side;
+  const chooses = $("#sides").contains(document.activeElement); // and goes on to
   $("#sides").hidden = sides.length < 2;
   $("#sides").replaceChildren(
     ...sides.map((side) =>
       el("button", { role: "radio", "data-v": side, "aria-checked": side === here, tabindex: side === here ? 0 : -1 }, side),
     ),
   );
+  if (chooses) $("#sides [aria-checked=true]").focus();
   $("#atlas-size").textContent =
     sides.length > 1 ? "" : `${plural(layers.length, "layer")} × ${Math.max(...layers.map((l) => l.heads))} heads`;
 }
@@ -315,7 +317,7 @@ function drawSides() {
 const ORDER = ["aligned", "induction", "previous", "duplicate", "local", "self", "broad", "other", "sink"];
 const remembered = {}; // the head that was looked at last on each side
 
-function selectSide(side) {
+export function selectSide(side) {
   remembered[layerOf(view.head.layer).side] = view.head;
   const heads = view.trace.heads.filter((head) => layerOf(head.layer).side === side),
     rank = (head) => ORDER.indexOf(roleName(head.role)) - (head.scores[head.role] ?? 0);
@@ -347,10 +349,6 @@ export function startAtlas() {
     if (!button) return;
     filterRole(String(button.dataset.role), event.shiftKey);
     $(`#legend [data-role="${button.dataset.role}"]`).focus({ preventScroll: true });
-  });
-  $("#sides").addEventListener("click", (event) => {
-    const button = under(event, "button");
-    if (button) selectSide(button.dataset.v);
   });
   on("layout", () => (drawSides(), buildGrid(), drawLegend(), paintGrid(), markHead()));
   on("filter", () => (drawLegend(), paintGrid()));
