@@ -113,7 +113,8 @@ def show_view(view: View) -> None:
     """Print what was looked at and, for each role, its strongest heads beside the uniform head's score."""
     out = console()
     heads = view.maps[0].shape[-3]
-    shape = f"{len(view.tokens)} tokens, {len(view.maps)} layers x {heads} heads"
+    tokens = " + ".join(str(len(text)) for text in view.texts)
+    shape = f"{tokens} tokens, {len(view.maps)} layers x {heads} heads"
     out.print(f"{plain(view.name)}: {shape}", soft_wrap=True)
     short = " (a short text: they grow with its square)" if view.dense_nbytes < view.nbytes else ""
     dense = f"the attention matrices would take {size(view.dense_nbytes)}{short}"
