@@ -241,6 +241,11 @@ def test_views_of_views_are_views(writer: Any, wordpieces: Any) -> None:
     assert (len(steps), steps.labels, len(steps[1:])) == (3, [0, 100, 200], 2)
     with pytest.raises(ShapeError, match="3 views, but 1 labels"):
         clearhead.look([views, views[0]], labels=["a"])
+    with clearhead.record(writer) as recording, torch.no_grad():
+        writer(input_ids=views[1].texts[0].ids[None])
+    both = clearhead.look([views[1], recording], labels=["looked at", "recorded"], tokens=views[1].tokens)
+    torch.testing.assert_close(both[1].maps[1].to_dense(), both[0].maps[1].to_dense())
+    assert [piece.strip() for piece in both[1].tokens] == [piece.strip() for piece in views[1].tokens]
     with pytest.raises(ModelError, match="expected views, as look"):
         clearhead.look([writer])
     with pytest.raises(ShapeError, match="at least one view"):

@@ -68,7 +68,14 @@ def look(
     name: str | None = None,
 ) -> Views: ...
 @overload
-def look(views: Sequence[View | Views], /, *, labels: Sequence[str | int] | None = None) -> Views: ...
+def look(
+    views: Sequence[View | Views | Recording],
+    /,
+    *,
+    tokens: Words | None = None,
+    labels: Sequence[str | int] | None = None,
+    name: str | None = None,
+) -> Views: ...
 def look(
     model: Any,
     tokenizer: Any = None,
@@ -89,7 +96,7 @@ def look(
     look(model, processor, image)     a model that reads an image in patches: a PIL image, its file, or an array
     look(layer, x, tokens=…)          a layer of your own
     look(recording, tokenizer, ids)   what `record` has seen, each item of the batch without its padding
-    look([view, view], labels=…)      views on one page: two models, two texts, the steps of a training run
+    look([view, view], labels=…)      views, or recordings, on one page: two models, two texts, steps of a training run
 
     Args:
         model: a Hugging Face model with its `tokenizer` and a `text`; or a module with its input `x` (T, d) or
@@ -116,7 +123,7 @@ def look(
         views = of_recording(model, tokenizer, text, tokens=tokens, target=target, name=name or "recording")
         return Views(views, labels if labels is not None else [f"item {n}" for n in range(len(views))])
     if isinstance(model, (list, tuple)):
-        return _of_several(model, labels)
+        return _of_several(model, tokens, labels, name or "recording")
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"look(model, …): expected a PyTorch module first, got {describe(model)}; see zoo.load. Recordings and"
@@ -139,12 +146,16 @@ def _of_one(given: runs.Given, tokenizer: Any, text: Any, target: str | None, ge
     return runs.of_text(given, tokenizer, text, target, generate)
 
 
-def _of_several(views: Sequence[Any], labels: Sequence[str | int] | None) -> Views:
-    """All of them in one, those within others too."""
-    if not all(isinstance(one, (View, Views)) for one in views):
-        kinds = ", ".join(sorted({type(one).__name__ for one in views}))
-        raise ModelError(f"look([…]): expected views, as look(…) returns them, got {kinds or 'an empty list'}.")
-    each = [one for several in views for one in (several if isinstance(several, Views) else [several])]
+def _of_several(views: Sequence[Any], tokens: Any, labels: Sequence[str | int] | None, name: str) -> Views:
+    """All of them in one: views, those within others, and the items of recordings."""
+    each: list[View] = []
+    for one in views:
+        if isinstance(one, Recording):
+            each += of_recording(one, None, None, tokens=tokens, target=None, name=name)
+        elif isinstance(one, (View, Views)):
+            each += one if isinstance(one, Views) else [one]
+        else:
+            raise ModelError(f"look([…]): expected views, as look(…) returns them, or recordings, got {describe(one)}.")
     return Views(each, labels)
 
 

@@ -311,7 +311,7 @@ function drawSides() {
   );
   if (chooses) $("#sides [aria-checked=true]").focus();
   $("#atlas-size").textContent =
-    sides.length > 1 ? "" : `${plural(layers.length, "layer")} × ${Math.max(...layers.map((l) => l.heads))} heads`;
+    sides.length > 1 ? "" : `${plural(layers.length, "layer")} × ${plural(Math.max(...layers.map((l) => l.heads)), "head")}`;
 }
 
 const ORDER = ["aligned", "induction", "previous", "duplicate", "local", "self", "broad", "other", "sink"];

@@ -39,7 +39,7 @@ export function drawHeader() {
   const parts = [
     el("b", {}, trace.name),
     fact("num not-small", ...counted(trace)),
-    fact("num not-medium", `${plural(trace.layers.length, "layer")} × ${Math.max(...trace.layers.map((l) => l.heads))} heads`),
+    fact("num not-medium", `${plural(trace.layers.length, "layer")} × ${plural(Math.max(...trace.layers.map((l) => l.heads)), "head")}`),
     trace.texts.length > 1 || trace.layers.every((layer) => layer.causal)
       ? ""
       : fact("not-medium", "reads both ways"),
