@@ -191,9 +191,15 @@ def translator_of_dates() -> Shot:
     torch.manual_seed(0)
     of_side = {"layers": 2, "attention_heads": 4, "ffn_dim": 128}
     sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in of_side.items()}
-    special = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": None}
+    special: dict[str, Any] = {
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+        "forced_eos_token_id": None,
+    }
+    special |= {"dropout": 0.0, "init_std": 0.1, "scale_embedding": True}
     model = MarianMTModel(MarianConfig(d_model=64, vocab_size=len(tokenizer), **sizes, **special))
-    train(model, lambda draw: _date_loss(model, tokenizer, *dates(64, draw)), steps=600, rate=3e-3)
+    train(model, lambda draw: _date_loss(model, tokenizer, *dates(48, draw)), steps=700, rate=1e-3)
     view = clearhead.look(model, tokenizer, "in 1987, on the 14 of march", name="a translator of dates, 1 minute old")
     best = min((head for head in view.heads() if view.sides[head.layer] == "cross"), key=lambda head: head.entropy)
     return Shot(view, f"#h={best.layer}.{best.head}&q=2", keys=["l"])
