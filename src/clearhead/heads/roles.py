@@ -226,19 +226,20 @@ def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer, near: MaskRule 
 def score_cross(attn: AttentionMap, *more: Reducer) -> LayerScores:
     """Score every head of a map (H, T, S) between two texts, in one pass that `more` reducers share.
 
-    A sink is a key that gets 6 % of all attention and three times its share, mean over heads.
+    A sink is a key that gets 6 % of all attention, three times its share, and as much as three queries have, mean over
+    heads: in a short target each key that is looked at gets a good part.
     Cost: one pass over the map and one over the uniform head on the same mask. Raises ShapeError.
     """
     if len(attn.shape) != 3:
         raise ShapeError(f"score_cross({attn!r}): expected one pair of texts, a map (H, T, S): index the batch.")
-    heads, _, S = attn.shape
+    heads, T, S = attn.shape
     alike = attn[:1] if attn.heads_alike else attn
     seen, even = _Crossing(attn), _Crossing(alike.uniform())
     stream(attn, *seen.reducers(), *more)
     stream(even.attn, *even.reducers())
     attends = even.attends
     share = (seen.received.result / attends.sum(-1, keepdim=True).clamp(min=1)).mean(0)
-    sinks = (share >= max(SINK_SHARE, 3 / S)).nonzero().squeeze(-1)
+    sinks = (share >= max(SINK_SHARE, 3 / S, 3 / max(1, T))).nonzero().squeeze(-1)
     most = even.entropy.result.where(attends & (even.entropy.result > 0), 1.0)
 
     def table(one: _Crossing) -> list[dict[str, float | None]]:
