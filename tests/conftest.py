@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,51 @@ smollm2 = _fixture("smollm2")
 minilm = _fixture("minilm")
 rxnmapper = _fixture("rxnmapper")
 mpnet = _fixture("mpnet")  # 405 MB, and not in models.txt: where somebody has installed it
+
+
+@pytest.fixture(scope="session")
+def wordpieces(minilm: Loaded) -> Any:
+    """The tokenizer of MiniLM, without the token types that only BERT reads."""
+    own = copy.deepcopy(minilm[1])
+    own.model_input_names = ["input_ids", "attention_mask"]
+    return own
+
+
+@pytest.fixture(scope="session")
+def translator(wordpieces: Any) -> Any:
+    """An encoder-decoder model of one layer a side, random weights."""
+    import torch
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    of_side = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in of_side.items()}
+    special = {"pad_token_id": 0, "decoder_start_token_id": 101, "eos_token_id": 102, "forced_eos_token_id": None}
+    config = MarianConfig(d_model=32, vocab_size=len(wordpieces), init_std=0.4, **sizes, **special)
+    return MarianMTModel(config).eval()
+
+
+@pytest.fixture(scope="session")
+def writer(wordpieces: Any) -> Any:
+    """A language model of two layers, random weights."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": len(wordpieces), "initializer_range": 0.5}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=101, eos_token_id=102, pad_token_id=0)).eval()
+
+
+@pytest.fixture(scope="session")
+def painter() -> Any:
+    """A model of one layer that reads an image of 32 × 32 in patches of 8 × 8, random weights."""
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, initializer_range=0.3)
+    return transformers.ViTModel(config).eval()
 
 
 LETTERS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ġt", "he", "Ġthe"]

@@ -120,6 +120,42 @@ def test_only_the_layers_asked_for(clearhead_: Any) -> None:
     assert (found["layers"], {head["layer"] for head in found["heads"]}) == ([1], {1})
 
 
+def test_a_text_that_goes_on(clearhead_: Any) -> None:
+    before = clearhead_(TEXT, "--json").stdout
+    after = clearhead_(TEXT, "--json", "--generate", "3").stdout
+    read, written = (json.loads(told)["tokens"] for told in (before, after))
+    assert written[: len(read)] == read
+    assert len(read) < len(written) <= len(read) + 3
+
+
+def test_an_image(clearhead_: Any, painter: Any) -> None:
+    from PIL import Image
+    from transformers import ViTImageProcessorPil
+
+    painter.save_pretrained("vit")
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained("vit")
+    Image.new("RGB", (40, 40), (200, 60, 20)).save("square.png")
+    done = clearhead_("--image", "square.png", model="vit")
+    assert done.exit_code == 0, done.stderr
+    assert "17 tokens, 1 layers x 2 heads" in done.stdout
+    assert Path("clearhead-vit-square.html").read_text("utf-8").count("data:image/jpeg;base64,") == 1
+    assert "vit reads images" in clearhead_(TEXT, model="vit").stderr
+    assert "reads text: leave --image out" in clearhead_("--image", "square.png").stderr
+    assert "not both" in clearhead_(TEXT, "--image", "square.png", model="vit").stderr
+    assert "there is no such file" in clearhead_("--image", "round.png", model="vit").stderr
+
+
+def test_a_translator_and_its_target(clearhead_: Any, translator: Any, wordpieces: Any) -> None:
+    translator.save_pretrained("translator")
+    wordpieces.save_pretrained("translator")
+    done = clearhead_("the cat", "--target", "a dog", "--json", model="translator")
+    told = json.loads(done.stdout)
+    assert (told["tokens"], told["sides"]) == (["[CLS]", "the", " cat", "[SEP]"], ["encoder", "decoder", "cross"])
+    assert told["target"] == ["[CLS]", "[CLS]", "a", " dog"]
+    own = json.loads(clearhead_("the cat", "--generate", "2", "--json", model="translator").stdout)
+    assert len(own["target"]) <= 2
+
+
 def test_the_text_comes_from_a_file_or_from_stdin(clearhead_: Any) -> None:
     Path("text.txt").write_bytes(b"\xef\xbb\xbfhe the")
     from_file = json.loads(clearhead_("--file", "text.txt", "--json").stdout)
@@ -318,9 +354,9 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def test_a_layer_that_is_not_there(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import clearhead.view
+    import clearhead.looking
 
-    monkeypatch.setattr(clearhead.view, "look", raising(AssertionError("the model ran")))
+    monkeypatch.setattr(clearhead.looking, "look", raising(AssertionError("the model ran")))
     bad(clearhead_(TEXT, "--layers", "0,7"), "--layers: there is no layer 7; the model has layers 0-1")
 
 
@@ -527,7 +563,7 @@ def test_a_recording_is_kept_and_served(clearhead_: Any, served: Any) -> None:
     assert process.stdout.readline() == "Ctrl-C ends it.\n"
     with urllib.request.urlopen(url + "part/facts", timeout=20) as answer:
         facts = json.loads(answer.read())
-    assert ("".join(facts["tokens"]), facts["reading"], len(facts["heads"])) == (TEXT, 0, 8)
+    assert ("".join(facts["texts"][0]["tokens"]), facts["reading"], len(facts["heads"])) == (TEXT, 0, 8)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "Stopped.\n")

@@ -26,6 +26,8 @@ FLOORS = [
     ["recording", "heads", "zoo", "tokens", "projections", "saving"],
     ["page"],
     ["view"],
+    ["views"],
+    ["looking"],
     ["plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],

@@ -24,6 +24,7 @@ import clearhead
 from clearhead import DenseMap, DTypeError, ShapeError, SoftmaxMap, View, _palette, masks, plots, reference
 from clearhead.heads.roles import ROLES, Head, HeadTable
 from clearhead.page import shell
+from clearhead.page.texts import Tokens
 
 JOURNEY = ["Your", " journey", " starts", " with", " one", " step"]
 ODD = [
@@ -58,7 +59,7 @@ def some_view(n: int = 6, *, name: str = "Two") -> View:
     """Layers 3 and 7 of four heads each."""
     maps = [some_map(n, seed=seed) for seed in (0, 1)]
     tokens = JOURNEY if n == 6 else [f" {t}" for t in range(n)]
-    return View(list(maps), [3, 7], tokens, torch.arange(n) % 5, name)
+    return View(list(maps), [3, 7], [Tokens(tokens, torch.arange(n) % 5)], name)
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +379,7 @@ def test_pyplot_is_not_touched(view: View, monkeypatch: pytest.MonkeyPatch, tmp_
 def test_the_colours_are_the_pages() -> None:
     styles = (Path(shell.__file__).parent / "static" / "style.css").read_text()
     light = dict(re.findall(r"--(\w[\w-]*): (#\w{6})", styles.partition("}")[0]))
-    assert {role: light[role] for role in ROLES} == _palette.ROLES
+    assert {role: light[role] for role in _palette.ROLES} == _palette.ROLES
     named = {"paper": _palette.PAPER, "cell": _palette.CELL, "line2": _palette.LINE, "bar": _palette.BAR}
     named |= {"ink": _palette.INK, "ink2": _palette.SOFT_INK}
     assert {name: light[name] for name in named} == named
@@ -398,8 +399,8 @@ def test_the_scale_of_weights_is_the_pages() -> None:
 
 
 def test_every_role_has_a_colour_a_sign_and_a_marker_of_its_own() -> None:
-    assert list(_palette.ROLES) == list(_palette.SIGNS) == list(plots.MARKERS) == list(ROLES)
-    assert len(set(_palette.ROLES.values())) == len(set(plots.MARKERS.values())) == len(ROLES)
+    assert list(_palette.ROLES) == list(_palette.SIGNS) == list(plots.MARKERS) == [*ROLES, "aligned"]
+    assert len(set(_palette.ROLES.values())) == len(set(plots.MARKERS.values())) == len(ROLES) + 1
     assert _palette.of_role("unheard of") == _palette.ROLES["other"]
 
 

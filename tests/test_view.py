@@ -17,7 +17,7 @@ import clearhead
 from clearhead import DenseMap, ModelError, RecordingError, ShapeError, SoftmaxMap, View, masks
 from clearhead._files import write_whole
 from clearhead.testing.memory import Allocations
-from clearhead.view import _is_causal, _is_plain
+from clearhead.view import _is_causal, is_plain
 
 TEXT = "Mara Quill climbed the stair and lit the lamp. In the morning Mara Quill opened the log."
 JOURNEY = ["Your", "journey", "starts", "with", "one", "step"]
@@ -136,7 +136,7 @@ def test_a_layer_with_the_softmax_written_out_is_derived_on_the_page(tmp_path: P
         view = clearhead.look(ByHand(), x, tokens=JOURNEY)
         torch.testing.assert_close(view.maps[0].to_dense(), clearhead.look(Mine(), x).maps[0].to_dense())
         assert repr(view.maps[0].mask) == "causal()"
-        assert _is_plain(view.maps[0])
+        assert is_plain(view.maps[0])
 
 
 def test_weights_of_ones_own_making_are_shown_with_a_batch() -> None:
@@ -177,8 +177,12 @@ def test_an_encoder_decoder_model_and_its_encoder(rxnmapper: tuple[Any, Any]) ->
     tokenizer = rxnmapper[1]
     config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     model = T5ForConditionalGeneration(config).eval()
-    with pytest.raises(ModelError, match=r"encoder-decoder model.*get_encoder"):
-        clearhead.look(model, tokenizer, "CCO")
+    with pytest.raises(ModelError, match=r"does not say with which token its decoder starts"):
+        clearhead.look(model, tokenizer, "CCO", target="CC")
+    model.config.decoder_start_token_id = 0
+    assert repr(clearhead.look(model, tokenizer, "CCO", target="CC")).startswith(
+        "View(T5ForConditionalGeneration: 5 + 4"
+    )
     assert clearhead.look(model.get_encoder(), tokenizer, "CCO").maps[0].shape == (1, 2, 5, 5)
 
 

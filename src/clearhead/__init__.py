@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from clearhead import cost, functional, learn, masks, nn, plots, reference, scores, testing, zoo
     from clearhead.errors import DTypeError, LessonError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
+    from clearhead.looking import look
     from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, Statistics, average_heads
     from clearhead.recording import Recording, record
-    from clearhead.view import View, look
+    from clearhead.view import View
+    from clearhead.views import Views
 
 _MODULES = ("cost", "functional", "learn", "masks", "nn", "plots", "reference", "scores", "testing", "zoo")
 _HOMES = {
@@ -33,8 +35,9 @@ _HOMES = {
     "SoftmaxMap": "maps",
     "Statistics": "maps",
     "View": "view",
+    "Views": "views",
     "average_heads": "maps",
-    "look": "view",
+    "look": "looking",
     "record": "recording",
     "scaled_dot_product_attention": "functional",
 }
@@ -53,6 +56,7 @@ __all__ = [
     "SoftmaxMap",
     "Statistics",
     "View",
+    "Views",
     "__version__",
     "average_heads",
     "cost",

@@ -18,6 +18,7 @@ ROLES = {
     "local": "#1E98CC",
     "broad": "#641E69",
     "other": "#9C8F84",
+    "aligned": "#2E7D32",
 }
 LIGHTNESS = (0.987, 0.3)
 CHROMA = ((0, 0), (0.2, 0.045), (0.5, 0.115), (0.75, 0.145), (1, 0.11))
@@ -107,4 +108,5 @@ SIGNS: dict[str, list[list[Point]]] = {
     "local": [[(1, 3.2), (10.8, 13), (6, 13), (1, 8)]],
     "broad": [GROUND],
     "other": [_dot(5.6, 10, 1.2), _dot(2.8, 6, 1), _dot(9.4, 11.6, 1)],
+    "aligned": [_stroke(1, 1, 13, 13, 2)],
 }

@@ -20,6 +20,7 @@ __all__ = [
     "budget_of",
     "check_figure",
     "check_recording",
+    "image_of",
     "layer_numbers",
     "stop",
     "target_of",
@@ -49,6 +50,15 @@ def text_of(text: str | None, file: str | None) -> str:
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):  # bytes of an argument that were not UTF-8
         stop("the text is not valid UTF-8")
     return text
+
+
+def image_of(image: Path, text: str | None, file: str | None, target: str | None, generate: int) -> str:
+    """The file of an image to look at; a text beside it is refused."""
+    if text is not None or file is not None or target is not None or generate:
+        stop("give a text or --image, not both: --file, --target and --generate are for texts")
+    if not image.is_file():
+        stop(f"--image {image}: there is no such file")
+    return str(image)
 
 
 def _decoded(file: str) -> str:

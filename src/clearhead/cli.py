@@ -23,6 +23,7 @@ from clearhead.arguments import (
     budget_of,
     check_figure,
     check_recording,
+    image_of,
     layer_numbers,
     stop,
     target_of,
@@ -91,6 +92,16 @@ def look(
     model: Annotated[
         str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
     ] = "smollm2",
+    image: Annotated[
+        Path | None, typer.Option(metavar="F", help="Look at an image, with a model that reads it in patches.")
+    ] = None,
+    second: Annotated[
+        str | None,
+        typer.Option("--target", metavar="T", help="What an encoder-decoder model is to write; its own if left out."),
+    ] = None,
+    generate: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Let the model write up to N tokens more.", show_default=False)
+    ] = 0,
     save: Annotated[Path | None, typer.Option(metavar="HTML", help="Where to write the page.")] = None,
     figure: Annotated[
         Path | None, typer.Option(metavar="F", help="Draw all heads into F: .svg, .png, .pdf; no page unless --save.")
@@ -114,22 +125,23 @@ def look(
         float | None, typer.Option(metavar="MB", help="Largest size of the page; 2, 10 or 25 MB by default.")
     ] = None,
 ) -> None:
-    """Show what every attention head does on a text.
+    """Show what every attention head does on a text, or on an image.
 
     The strongest heads of each role are listed in the terminal; all heads go into one HTML file.
     """
     from clearhead import terminal
 
     with _clear_errors(), ExitStack() as stack:
-        chosen = text_of(text, file)
+        chosen = text_of(text, file) if image is None else image_of(image, text, file, second, generate)
         numbers = layer_numbers(layers)
-        target = target_of(save, model, chosen, wanted=save is not None or not (as_json or figure or recording or live))
+        title = chosen if image is None else image.stem
+        target = target_of(save, model, title, wanted=save is not None or not (as_json or figure or recording or live))
         check_figure(figure)
         check_recording(recording)
         limit, say = budget_of(budget), sys.stderr if as_json else sys.stdout
         with terminal.progress() as report:
             server = stack.enter_context(_server(port, report)) if live else None
-            view = _view(model, chosen, numbers, report)
+            view = _view(model, chosen, numbers, report, second, generate, image=image is not None)
             if not live or target or figure or recording or as_json:
                 view.heads()  # computed here, where progress is shown; a live page hears of them one by one
             page = None if target is None else _page(view, limit, report)
@@ -345,16 +357,27 @@ def _read(views: Sequence[View]) -> None:
             view.heads()
 
 
-def _view(model: str, text: str, layers: list[int] | None, report: Progress) -> View:
+def _view(
+    model: str,
+    text: str,
+    layers: list[int] | None,
+    report: Progress,
+    target: str | None = None,
+    generate: int = 0,
+    *,
+    image: bool = False,
+) -> View:
     report("import", 0, 1)
     from clearhead import zoo
 
     loaded, tokenizer = zoo.load(model, on_progress=report)
     _check_layers(loaded.config, layers)
-    from clearhead.view import look  # after the name was found, since this imports torch
+    if image != (loaded.main_input_name == "pixel_values"):
+        stop(f"{model} reads text: leave --image out" if image else f"{model} reads images: give one, --image F")
+    from clearhead.looking import look  # after the name was found, since this imports torch
 
     _return_freed_blocks(4 << 20)
-    view = look(loaded, tokenizer, text, layers=layers, on_progress=report)
+    view = look(loaded, tokenizer, text, target=target, generate=generate, layers=layers, on_progress=report)
     _return_freed_blocks(16 << 20)  # the tiles of a pass, 8 MB each, are made again and again
     if len(view.tokens) < 2:
         stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
@@ -375,7 +398,7 @@ def _return_freed_blocks(smallest: int) -> None:
 def _check_layers(config: Any, layers: list[int] | None) -> None:
     """Refuse layers beyond those that the model's config counts, before the model runs."""
     count = getattr(config, "num_hidden_layers", None)
-    if count is None:
+    if count is None or getattr(config, "is_encoder_decoder", False):  # which counts those of one side
         return
     unknown = [str(layer) for layer in layers or () if layer >= count]
     if unknown:
@@ -415,6 +438,7 @@ def _as_json(view: View) -> dict[str, Any]:
         "clearhead": __version__,
         "model": view.name,
         "tokens": list(view.tokens),
+        **({"target": view.texts[1].pieces, "sides": view.sides} if len(view.texts) > 1 else {}),
         "layers": list(view.layers),
         "nbytes": view.nbytes,
         "dense_nbytes": view.dense_nbytes,

@@ -43,12 +43,13 @@ from clearhead.heads.roles import ROLES, Head, HeadTable
 from clearhead.maps.base import AttentionMap
 from clearhead.maps.drawing import INCH, PLAIN, SMALL, TINY, attention, clean, colour_map, room
 from clearhead.maps.softmax import SoftmaxMap
+from clearhead.page.payload import ENDS
 from clearhead.view import View
 
 __all__ = ["attention", "entropy", "head", "heads", "roles", "save"]
 
 CELL, GAP, GROUP_GAP = 19.2, 0.1, 0.18  # of a thumbnail: its pitch in points; parts of it that stay free
-MARKERS = dict(zip(ROLES, "os^vDPXd", strict=True))  # hue is never alone
+MARKERS = dict(zip((*ROLES, "aligned"), "os^vDPXdp", strict=True))  # hue is never alone
 NO_DATES: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 TEXT_AS_TEXT: dict[Any, Any] = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "clearhead"}
 
@@ -89,8 +90,9 @@ def head(view: View, which: Head | str, *, norm: Normalize | None = None, ax: Ax
     if found is None:
         labels = [one.label for one in view.heads()]
         raise ValueError(f"head({view!r}, {label!r}): there is no such head; there are {labels[0]} to {labels[-1]}.")
-    attn = view.maps[view.layers.index(found.layer)][0, found.head]
-    figure = attention(attn, tokens=view.tokens, norm=norm, axes=ax)
+    n = view.layers.index(found.layer)
+    queries, keys = (view.texts[end].pieces for end in ENDS[view.sides[n]])
+    figure = attention(view.maps[n][0, found.head], tokens=keys, queries=queries, norm=norm, axes=ax)
     name, _, scores = found.summary.partition(" ")
     title = f"{name}  {found.role} {scores}" + (" (uniform head)" if "/" in scores else "")
     (ax or figure.axes[0]).set_title(title, fontsize=SMALL, loc="left")
@@ -132,7 +134,8 @@ def roles(heads: View | HeadTable, *, strongest: int = 3, ax: Axes | None = None
     table = _table(heads, "roles(…)")
     check_count("roles", "strongest", strongest, at_least=0)
     first = 180.0  # where the strongest heads begin, in points from the left
-    width, height = first + max(strongest, 1) * 96 + 40, 20.0 * (len(ROLES) + 1)
+    counts = table.counts()
+    width, height = first + max(strongest, 1) * 96 + 40, 20.0 * (len(counts) + 1)
     scale = 1 if ax is None else min(1.0, room(ax)[0] / width)
     ax = ax or _axes(width + 8, height + 8)
     ax.set(xlim=(0, width), ylim=(height, 0))
@@ -141,8 +144,7 @@ def roles(heads: View | HeadTable, *, strongest: int = 3, ax: Axes | None = None
     write(0, 10, "role", color=_palette.SOFT_INK)
     write(92, 10, "heads", ha="right", color=_palette.SOFT_INK)
     write(first, 10, "strongest: score / that of a uniform head", color=_palette.SOFT_INK)
-    counts = table.counts()
-    for n, role in enumerate(ROLES):
+    for n, role in enumerate(counts):
         y = 20.0 * n + 30
         for part in _signs(role, scale):
             part.set_data([7], [y])

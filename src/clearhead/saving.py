@@ -32,7 +32,7 @@ from clearhead.masks import Band, Both, positions, rule, sequences, sparse
 
 __all__ = ["FORMAT", "is_recording", "load_folder", "save_folder"]
 
-FORMAT = 1  # to be raised with every change of what the classes below hold: a test knows the names
+FORMAT = 2  # to be raised with every change of what the classes below hold: a test knows the names
 _INDEX = "recording.json"
 _HINT = 'saving and opening recordings needs safetensors: pip install "clearhead[page]"'
 

@@ -113,7 +113,8 @@ def show_view(view: View) -> None:
     """Print what was looked at and, for each role, its strongest heads beside the uniform head's score."""
     out = console()
     heads = view.maps[0].shape[-3]
-    shape = f"{len(view.tokens)} tokens, {len(view.maps)} layers x {heads} heads"
+    tokens = " + ".join(str(len(text)) for text in view.texts)
+    shape = f"{tokens} tokens, {len(view.maps)} layers x {heads} heads"
     out.print(f"{plain(view.name)}: {shape}", soft_wrap=True)
     short = " (a short text: they grow with its square)" if view.dense_nbytes < view.nbytes else ""
     dense = f"the attention matrices would take {size(view.dense_nbytes)}{short}"
@@ -130,15 +131,13 @@ def _print(out: Console, table: Table) -> None:
 
 
 def _roles(view: View) -> Table:
-    from clearhead.heads.roles import ROLES
-
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("Role")
     table.add_column("Heads", justify="right")
     table.add_column("Strongest: score / score of a uniform head")
     heads = view.heads()
     counts = heads.counts()
-    for role in ROLES:
+    for role in counts:
         shown = [head.summary for head in heads.strongest(role, _STRONGEST)]
         if shown and role == "broad":
             shown.append("of the largest entropy")

@@ -5,13 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.errors import ModelError
 
-__all__ = ["encode", "pieces"]
+__all__ = ["encode", "pieces", "pieces_of", "same_words", "spaced"]
 
 CONTINUED = "\N{REPLACEMENT CHARACTER}"  # a token that holds further bytes of a character begun before it
+
+
+def spaced(words: Sequence[object]) -> list[str]:
+    """Words as the pieces of a text: all but the first after a space."""
+    texts = list(map(str, words))
+    return [text if n == 0 or text[:1].isspace() else f" {text}" for n, text in enumerate(texts)]
+
+
+def same_words(pieces: Sequence[str]) -> Tensor:
+    """A number a word, equal for equal words: what relations between tokens need.
+
+    >>> same_words(["the", " cat", " the"]).tolist()
+    [0, 1, 0]
+    """
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(piece.strip(), len(numbers)) for piece in pieces])
 
 
 def encode(tokenizer: Any, text: object) -> tuple[dict[str, Tensor], list[str]]:
@@ -57,4 +74,18 @@ def pieces(text: str, offsets: Sequence[Sequence[int]], names: Sequence[str]) ->
             found.append(name if start == stop else CONTINUED)
     if last is not None:
         found[last] += text[end:]
+    return found
+
+
+def pieces_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The pieces of a text that is only known by its token ids; a special token is its name."""
+    special, found = set(tokenizer.all_special_ids), list[str]()
+    for n, i in enumerate(ids):
+        before = [j for j in ids[max(0, n - 4) : n] if j not in special]  # a word's start may hang on the word before
+        if i in special:
+            found.append(str(tokenizer.convert_ids_to_tokens(int(i))))
+            continue
+        known, more = tokenizer.decode(before), tokenizer.decode([*before, i])
+        piece = more[len(known) :] if more.startswith(known) else tokenizer.decode([i])
+        found.append(CONTINUED if not piece or piece.strip() == CONTINUED else piece)
     return found

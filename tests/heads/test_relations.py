@@ -91,3 +91,23 @@ def test_late_received_counts_who_may_see_a_key() -> None:
     count = relations.LateReceived(attn, 9, count=True)
     tiles.stream(attn, count)
     assert count.result[0].tolist() == [max(0, 11 - s) for s in range(20)]
+
+
+def test_near_patches_are_two_rows_or_columns_away_at_most() -> None:
+    """A special token, then 3 × 4 patches."""
+    seen = expected(relations.near_patches(1, 3, 4), 13, 13)
+    places = {1 + 4 * row + column: (row, column) for row in range(3) for column in range(4)}
+    for t in range(13):
+        for s in range(13):
+            patches = t in places and s in places and t != s
+            near = patches and all(abs(a - b) <= 2 for a, b in zip(places[t], places[s], strict=True))
+            assert bool(seen[t, s]) is near
+
+
+def test_aligned_keys_are_as_far_through_their_text() -> None:
+    for T, S in ((1, 5), (5, 1), (4, 40), (40, 4), (9, 9)):
+        seen = expected(relations.aligned(), T, S)
+        assert seen[0, 0]
+        assert seen[T - 1, S - 1 if T > 1 else 0]
+        assert seen.any(-1).all()
+    assert not expected(relations.aligned(), 9, 9)[0, 3]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import ShapeError, SoftmaxMap, masks
+from clearhead import DenseMap, ShapeError, SoftmaxMap, masks
 from clearhead.heads import ROLES, Head, HeadTable, role_of
-from clearhead.heads.roles import LayerScores, score_layer
+from clearhead.heads.roles import LayerScores, score_cross, score_layer
 from clearhead.masks import MaskRule
 
 CAUSAL = masks.causal()
@@ -190,3 +190,35 @@ def test_smollm2_has_the_induction_heads_it_is_known_for(smollm2: tuple[object, 
     best = max(heads, key=lambda head: head.scores["induction"])
     assert best.scores["induction"] > 0.5 > 5 * best.baselines["induction"]
     assert max(head.scores["previous"] for head in heads) > 0.5
+
+
+@pytest.mark.parametrize(("shape", "role"), [((8, 8), "aligned"), ((6, 24), "aligned"), ((24, 6), "aligned")])
+def test_a_head_that_follows_the_other_text_is_aligned(shape: tuple[int, int], role: str) -> None:
+    rows, columns = shape
+    weights = torch.full((1, rows, columns), 1e-9)  # it might look elsewhere
+    at = torch.arange(rows) * (columns - 1) / (rows - 1)
+    weights[0, torch.arange(rows), at.round().long()] = 1
+    scores = score_cross(DenseMap(weights))
+    (head,) = scores.heads(4)
+    assert (head.role, head.scores["aligned"], head.scores["sink"]) == (role, pytest.approx(1, abs=1e-6), 0.0)
+    assert scores.sinks == []
+
+
+def test_keys_that_collect_three_times_their_share_are_sinks_of_cross_attention() -> None:
+    weights = torch.full((2, 10, 20), 0.2 / 19)
+    weights[:, :, 7] = 0.8
+    scores = score_cross(DenseMap(weights))
+    assert scores.sinks == [7]
+    assert {head.role for head in scores.heads(0)} == {"sink"}
+    assert scores.heads(0)[0].scores["sink"] == pytest.approx(0.8)
+    assert scores.heads(0)[0].baselines["sink"] == pytest.approx(1 / 20)
+
+
+def test_an_even_head_of_cross_attention_is_broad_and_padded_queries_are_left_out() -> None:
+    weights = torch.full((1, 10, 20), 1 / 20)
+    weights[:, 6:] = 0
+    (head,) = score_cross(DenseMap(weights)).heads(0)
+    assert (head.role, head.scores["broad"]) == ("broad", pytest.approx(1.0))
+    assert head.entropy == pytest.approx(math.log(20), abs=1e-5)
+    with pytest.raises(ShapeError, match="one pair of texts"):
+        score_cross(DenseMap(weights[None]))

@@ -352,9 +352,7 @@ WRONG["CausalAttention"] = {
     "softmax over texts, no NaN": ("Texts of the batch", lambda self, x: causal(self, x, dim=0).nan_to_num(0.0)),
     "keys that ask": (
         "W_query makes q",
-        lambda self, x: F.scaled_dot_product_attention(
-            self.W_key(x), self.W_query(x), self.W_value(x), is_causal=True
-        ),
+        lambda self, x: F.scaled_dot_product_attention(self.W_key(x), self.W_query(x), self.W_value(x), is_causal=True),
     ),
     "nothing projected": (
         "projections are missing",

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from clearhead.page import LayerData, Payload, Strong, build, render, thumbnails
+from clearhead.page.texts import Tokens
+from clearhead.tokens import same_words
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -57,10 +59,9 @@ class Made:
     def build(self, budget: int | None = None) -> Payload:
         return build(
             self.layers,
-            self.tokens,
+            [Tokens(self.tokens, same_words(self.tokens))],
             self.heads,
             name="a <b>model</b>",
-            kv_heads=self.kv_heads,
             nbytes=1000,
             dense_nbytes=4000,
             budget=budget,
@@ -119,7 +120,9 @@ def make(
             scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
         weights, lse = _softmax(scores)
         vectors = {"q": q, "k": k, "v": v, "lse": lse.astype(np.float32), "scale": scale} if exact else {}
-        data.append(LayerData(layer + 5, thumbnails(_pooled(weights, 24)), strong(weights), causal, [0], **vectors))
+        data.append(
+            LayerData(layer + 5, thumbnails(_pooled(weights, 24)), strong(weights), causal, [0], groups, **vectors)
+        )
         all_weights.append(weights)
         for h in range(heads):
             role = roles[(layer * heads + h) % len(roles)]

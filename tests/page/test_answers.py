@@ -348,3 +348,17 @@ def test_many_threads_may_ask(view: View) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: answers.part("row.0.0", {"query": str(n % N)}), range(3 * N)))
     assert found == rows * 3
+
+
+def test_pages_that_stand_together_answer_for_one_another():
+    views = clearhead.look([looked_at(20), looked_at(30)], labels=[0, 500])
+    for view in views:
+        view.heads()
+    first, second = views.answers()
+    told = json.loads(first.part("1.facts"))
+    assert (told["pages"], told["page"], len(told["texts"][0]["tokens"])) == ([0, 500], 1, 30)
+    for name, query in (("w.0.1", {}), ("row.0.1", {"query": "25"}), ("thumbs", {})):
+        assert first.part(f"1.{name}", query) == second.part(name, query)
+    for name in ("2.facts", "1.1.facts", "1.w.0.9", "0.0.0.thumbs"):
+        with pytest.raises(UnknownPart):
+            first.part(name)

@@ -277,9 +277,9 @@ def test_pages_lead_to_one_another(plain: View, biased: View, browser: Any):
         page.goto(running.url)
         page.wait_for_selector("body[data-ready]")
         page.select_option("#pages", "1")
-        page.wait_for_url("**/1/**")
-        page.wait_for_selector("body[data-ready]")
+        page.wait_for_url("**page=1**")
         assert page.evaluate("document.querySelector('#pages').value") == "1"
+        assert page.inner_text("#head-title").startswith("Layer")
     finally:
         page.context.close()
         running.stop()

@@ -74,7 +74,7 @@ def test_json_cannot_end_its_element():
     assert json.loads(re.search(">(.*)<", element)[1]) == nasty
 
 
-@pytest.mark.parametrize("budget", [None, 200_000, 215_000])
+@pytest.mark.parametrize("budget", [None, 225_000, 240_000])
 def test_the_size_is_known_before_writing(short, budget):
     payload = short.build(budget)
     assert len(render(payload).encode("utf-8")) == payload.nbytes <= payload.budget
@@ -139,7 +139,7 @@ def test_vectors_give_the_exact_weights(short):
 
 
 def test_a_budget_that_holds_nothing_is_refused(short):
-    with pytest.raises(BudgetError, match=r"a budget of 1\.0 kB for the page: .* take 1\d\d kB"):
+    with pytest.raises(BudgetError, match=r"a budget of 1\.0 kB for the page: .* take [12]\d\d kB"):
         short.build(1000)
     with pytest.raises(BudgetError):
         short.build(least_nbytes())
@@ -148,11 +148,11 @@ def test_a_budget_that_holds_nothing_is_refused(short):
 
 def test_sizes_that_disagree_are_refused(short):
     fewer = replace(short, tokens=short.tokens[:-1])
-    with pytest.raises(ShapeError, match="beyond 39 tokens"):
+    with pytest.raises(ShapeError, match="beyond 39 × 39 tokens"):
         fewer.build()
     with pytest.raises(ShapeError, match="heads in the layers"):
         replace(short, heads=short.heads[:-1]).build()
-    with pytest.raises(ShapeError, match="at least one"):
+    with pytest.raises(ShapeError, match="needs layers, and their texts"):
         replace(short, tokens=[]).build()
 
 
@@ -180,5 +180,5 @@ def test_rows_that_attend_to_nothing_are_not_counted():
 
 
 def test_the_page_itself_is_light():
-    """In kB: derivation 39, text 25, matrix 23, atlas 13, data 12, all other script 39, style 31, markup 6."""
-    assert len(shell().encode("utf-8")) < 190_000
+    """In kB: derivation 39, text 31, matrix 24, atlas 15, data 12, all other script 46, style 32, markup 6."""
+    assert len(shell().encode("utf-8")) < 212_000

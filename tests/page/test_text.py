@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from clearhead.page import LayerData, Payload, StrongWeights, build, render
+from clearhead.page.texts import Tokens
+from clearhead.tokens import same_words
 
 from .conftest import Head, Made, Opened, make, tint, words
 
@@ -118,7 +120,7 @@ def long_page(n: int) -> Payload:
     thumbs = draw.integers(0, 255, (1, 24, 24)).astype(np.uint8)
     head = Head(5, 0, "sink", {"sink": 0.5}, {"sink": 0.1}, 1.0, 3.0)
     layer = LayerData(5, thumbs, strong, True, [0])
-    return build([layer], tokens, [head], name="long", kv_heads=1, nbytes=1000, dense_nbytes=4000)
+    return build([layer], [Tokens(tokens, same_words(tokens))], [head], name="long", nbytes=1000, dense_nbytes=4000)
 
 
 @pytest.fixture(scope="module")

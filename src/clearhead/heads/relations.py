@@ -30,7 +30,18 @@ from clearhead.kernels.tiles import Tile, visible_runs
 from clearhead.maps.base import AttentionMap
 from clearhead.masks import FOREVER, Band, Coverage, MaskRule
 
-__all__ = ["LateReceived", "RelationMass", "far", "induction", "local", "previous", "same_token", "to_self"]
+__all__ = [
+    "LateReceived",
+    "RelationMass",
+    "aligned",
+    "far",
+    "induction",
+    "local",
+    "near_patches",
+    "previous",
+    "same_token",
+    "to_self",
+]
 
 
 def previous() -> MaskRule:
@@ -46,6 +57,56 @@ def to_self() -> MaskRule:
 def local() -> MaskRule:
     """Keys 2 to 8 tokens away, on either side."""
     return Band(2, 9, "2 to 8 back") | Band(-8, -1, "2 to 8 ahead")
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned(MaskRule):
+    """The keys about as far through their text as the query is through its own: at most a tenth of it away."""
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        along = q * (S - 1) / max(1, T - 1)
+        return (k - along).abs() <= max(1.0, S / 10)
+
+    def __repr__(self) -> str:
+        return "aligned()"
+
+
+def aligned() -> MaskRule:
+    """Of cross-attention: the keys about as far through the source as the query is through the target.
+
+    >>> print(aligned().draw(3, 6))
+    ■ ■ ⬚ ⬚ ⬚ ⬚
+    ⬚ ⬚ ■ ■ ⬚ ⬚
+    ⬚ ⬚ ⬚ ⬚ ■ ■
+    """
+    return Aligned()
+
+
+@dataclass(frozen=True, eq=False)
+class NearPatch(MaskRule):
+    """Other patches of an image at most two rows and two columns away; tokens that are no patches have none."""
+
+    first: int
+    rows: int
+    columns: int
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
+        (y, x, inside), (other_y, other_x, also) = self._place(q + S - T), self._place(k)
+        near = ((y - other_y).abs() <= 2) & ((x - other_x).abs() <= 2)
+        return near & inside & also & (k != q + S - T)
+
+    def _place(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        patch = token - self.first
+        inside = (patch >= 0) & (patch < self.rows * self.columns)
+        return patch // self.columns, patch % self.columns, inside
+
+    def __repr__(self) -> str:
+        return f"near_patches({self.first}, {self.rows}, {self.columns})"
+
+
+def near_patches(first: int, rows: int, columns: int) -> MaskRule:
+    """Of an image in patches, row by row, the first of which is token number `first`: those one or two away."""
+    return NearPatch(first, rows, columns)
 
 
 def far(distance: int) -> MaskRule:

@@ -21,10 +21,11 @@ from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
 from clearhead.masks import MaskRule
 
-__all__ = ["ROLES", "Head", "HeadTable", "LayerScores", "role_of", "score_layer"]
+__all__ = ["CROSS", "ROLES", "Head", "HeadTable", "LayerScores", "role_of", "score_cross", "score_layer"]
 
 ROLES = ("sink", "previous", "induction", "duplicate", "self", "local", "broad", "other")
-SPECIFIC = ("previous", "induction", "duplicate", "self", "local")
+CROSS = ("sink", "aligned", "broad", "other")  # of heads whose keys are another text
+SPECIFIC = ("previous", "induction", "duplicate", "self", "local", "aligned")
 SINK_DISTANCE = 9  # a sink is looked at from at least this far away …
 SINK_SHARE = 0.06  # … with this share of the attention of those queries, mean over the layer's heads
 
@@ -36,7 +37,10 @@ class Head:
     Scores are mean shares of attention in [0, 1], over the queries that may see three keys or more: first and sink (of
     queries that are no sinks themselves), previous, self, local (2 to 8 tokens away), duplicate (other copies of the
     token), induction (the token after one), the last five over queries that have such keys and no sink among them;
-    broad is the entropy over its maximum. None where no query counts. Entropy in nats, distance in tokens.
+    broad is the entropy over its maximum. Of cross-attention, over all queries: sink (keys that collect three times
+    their share), aligned (keys as far through their text as the query is through its own), broad. In an image local
+    means patches one or two away, and scores that ask for the order of tokens are left out. None where no query counts.
+    Entropy in nats, distance in tokens; None between two texts.
     """
 
     layer: int
@@ -45,7 +49,7 @@ class Head:
     scores: Mapping[str, float | None]
     baselines: Mapping[str, float | None]
     entropy: float
-    distance: float
+    distance: float | None
 
     @property
     def label(self) -> str:
@@ -86,13 +90,14 @@ class HeadTable(Sequence[Head]):
         return len(self._heads)
 
     def counts(self) -> dict[str, int]:
-        """How many heads have each role."""
-        return {role: sum(head.role == role for head in self) for role in ROLES}
+        """How many heads have each role; "aligned" where there are heads of cross-attention."""
+        roles = (*ROLES, "aligned") if any("aligned" in head.scores for head in self) else ROLES
+        return {role: sum(head.role == role for head in self) for role in roles}
 
     def strongest(self, role: str, n: int = 5) -> list[Head]:
         """The heads of a role, strongest first."""
-        if role not in ROLES:
-            raise ValueError(f"strongest({role!r}): the roles are {', '.join(ROLES)}.")
+        if role not in (*ROLES, *CROSS):
+            raise ValueError(f"strongest({role!r}): the roles are {', '.join(dict.fromkeys((*ROLES, *CROSS)))}.")
         return sorted((head for head in self if head.role == role), key=lambda head: -head.strength)[:n]
 
     def __repr__(self) -> str:
@@ -103,14 +108,14 @@ class HeadTable(Sequence[Head]):
 def role_of(scores: Mapping[str, float | None], baselines: Mapping[str, float | None]) -> str:
     """The role that a head's scores, beside a uniform head's, add up to.
 
-    Of previous, induction, duplicate, self and local with a score ≥ .25 and ≥ 1.25 times the baseline, the one furthest
-    above its baseline; else sink if ≥ .7; broad if the entropy is ≥ .6 of its maximum; sink if ≥ .5; other. Without
-    the baseline nearly every head is "local" on a text of ten tokens, where most keys are near.
+    Of previous, induction, duplicate, self, local and aligned with a score ≥ .25 and ≥ 1.25 times the baseline, the
+    one furthest above its baseline; else sink if ≥ .7; broad if the entropy is ≥ .6 of its maximum; sink if ≥ .5;
+    other. Without the baseline nearly every head is "local" on a text of ten tokens, where most keys are near.
 
     >>> role_of({"previous": 0.4, "sink": 0.5}, {"previous": 0.1}), role_of({"local": 0.6, "sink": 0.8}, {"local": 0.6})
     ('previous', 'sink')
     """
-    value, base = ({name: table.get(name) or 0.0 for name in ROLES} for table in (scores, baselines))
+    value, base = ({name: table.get(name) or 0.0 for name in (*ROLES, *CROSS)} for table in (scores, baselines))
     found = [name for name in SPECIFIC if value[name] >= max(0.25, 1.25 * base[name])]
     if found:
         return max(found, key=lambda name: value[name] - base[name])
@@ -128,7 +133,7 @@ class LayerScores:
     scores: list[dict[str, float | None]]  # one a head
     baselines: list[dict[str, float | None]]
     entropy: list[float]
-    distance: list[float]
+    distance: Sequence[float | None]
     sinks: list[int]
 
     def heads(self, layer: int) -> list[Head]:
@@ -183,22 +188,24 @@ class _Pass:
 
 
 @torch.no_grad()
-def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer) -> LayerScores:
+def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer, near: MaskRule | None = None) -> LayerScores:
     """Score every head of a map (H, T, S) over the token ids (S,), in one pass that `more` reducers share.
 
+    Args: near: of an image, which patches are near a patch; scores that ask for an order of tokens are left out then.
     Cost: one pass over the map and one over the uniform head on the same mask. Raises ShapeError.
     """
     if len(attn.shape) != 3:
         raise ShapeError(f"score_layer({attn!r}): expected one sequence, a map (H, T, S): index the batch, attn[0].")
     if ids.shape != attn.shape[-1:]:
         raise ShapeError(f"score_layer: {attn!r} has {attn.shape[-1]} keys, token ids are {describe(ids)}.")
-    expected = {
+    in_order = {
         "previous": relations.previous(),
         "self": relations.to_self(),
         "local": relations.local(),
         "duplicate": relations.same_token(ids),
         "induction": relations.induction(ids),
     }
+    expected = in_order if near is None else {"self": relations.to_self(), "local": near}
     # Where all heads see the same keys, one uniform head is the baseline of all.
     alike = attn[:1] if attn.heads_alike else attn
     seen, even = _Pass(attn, expected), _Pass(alike.uniform(), expected)
@@ -213,6 +220,58 @@ def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer) -> LayerScores:
         _mean(seen.distance.result, even.attends.expand(heads, -1)),
         sinks.tolist(),
     )
+
+
+@torch.no_grad()
+def score_cross(attn: AttentionMap, *more: Reducer) -> LayerScores:
+    """Score every head of a map (H, T, S) between two texts, in one pass that `more` reducers share.
+
+    A sink is a key that gets 6 % of all attention, three times its share, and as much as three queries have, mean over
+    heads: in a short target each key that is looked at gets a good part.
+    Cost: one pass over the map and one over the uniform head on the same mask. Raises ShapeError.
+    """
+    if len(attn.shape) != 3:
+        raise ShapeError(f"score_cross({attn!r}): expected one pair of texts, a map (H, T, S): index the batch.")
+    heads, T, S = attn.shape
+    alike = attn[:1] if attn.heads_alike else attn
+    seen, even = _Crossing(attn), _Crossing(alike.uniform())
+    stream(attn, *seen.reducers(), *more)
+    stream(even.attn, *even.reducers())
+    attends = even.attends
+    share = (seen.received.result / attends.sum(-1, keepdim=True).clamp(min=1)).mean(0)
+    sinks = (share >= max(SINK_SHARE, 3 / S, 3 / max(1, T))).nonzero().squeeze(-1)
+    most = even.entropy.result.where(attends & (even.entropy.result > 0), 1.0)
+
+    def table(one: _Crossing) -> list[dict[str, float | None]]:
+        columns = {
+            "sink": _mean_or_none(one.attn.mass(sinks), attends, heads),
+            "aligned": _mean_or_none(one.aligned.result, attends, heads),
+            "broad": _mean_or_none(one.entropy.result / most, attends & (even.entropy.result > 0), heads),
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    entropy = _mean(seen.entropy.result, attends.expand(heads, -1))
+    return LayerScores(table(seen), table(even), entropy, [None] * heads, sinks.tolist())
+
+
+class _Crossing:
+    """What the scores of cross-attention need of one map, gathered in one pass."""
+
+    def __init__(self, attn: AttentionMap) -> None:
+        lead, (T, S), like = attn.shape[:-2], attn.shape[-2:], attn.like
+        self.attn = attn
+        self.aligned = relations.RelationMass(attn, relations.aligned())
+        self.entropy = reduce.PerQuery(lead, T, like, reduce.entropy)
+        self.peak = reduce.PerQuery(lead, T, like, reduce.peak, maximum=True)
+        self.received = reduce.PerKey(lead, S, like)
+
+    def reducers(self) -> list[Reducer]:
+        return [self.aligned, self.entropy, self.peak, self.received]
+
+    @property
+    def attends(self) -> Tensor:
+        """(H or 1, T): the queries that may attend to something."""
+        return self.peak.result > 0
 
 
 def _scores(one: _Pass, even: _Pass, sinks: Tensor, heads: int) -> list[dict[str, float | None]]:

@@ -119,6 +119,10 @@ class SoftmaxMap(Scored):
         even.scale, even.softcap, even.sinks, even._v = 1.0, None, None, None
         return even
 
+    def _bias_of(self, rows: slice, cols: slice) -> Tensor | None:
+        """What is added to the scores of a block, (B, H, t, s) or with 1 for B, H; None where nothing is."""
+        return None if self.bias is None else self.bias.values(*self._indices(*self._grid(rows, cols)))
+
     # --- faster ways than tiles -----------------------------------------------------------------------------------
 
     def _stream(self, *reducers: Any) -> None:

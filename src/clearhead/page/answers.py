@@ -4,6 +4,7 @@
 
 Nothing here knows of the web: a server and a notebook hand on the same names. Numbers are little-endian float32.
 
+    n.…                    the part … of the n-th of the pages that stand beside this one
     facts, thumbs, w.L.H, q.L.H, kv.L.G, p.L.H   as in a file, see `payload`
     heads                  JSON: what has become known since `have` layers were
     tile.L.H               a picture of the queries `rows` on the `keys`: the `max` or the `sum` of side × side weights
@@ -34,7 +35,7 @@ from clearhead.maps.base import AttentionMap
 from clearhead.maps.pictures import block_picture
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.page.encode import float_planes
-from clearhead.page.payload import HeadLike, LayerData, head_facts, head_rows, layer_facts
+from clearhead.page.payload import HeadLike, LayerData, head_facts, head_rows, layer_facts, title_of
 from clearhead.page.peaks import picture_of
 
 __all__ = ["Answers", "LiveLayer", "UnknownPart"]
@@ -78,6 +79,7 @@ class Answers:
         self._news: list[dict[str, Any]] = []
         self._failed: str | None = None
         self._beside: tuple[Sequence[Answers], int] = (), 0
+        self._labels: Sequence[str | int] | None = None
         self._kept = _Kept(CACHE)
 
     def learn(self, layer: LiveLayer, heads: Sequence[HeadLike]) -> None:
@@ -100,12 +102,11 @@ class Answers:
     @property
     def title(self) -> str:
         """The model and how the text begins, to choose a page by."""
-        text = " ".join("".join(self._facts["tokens"][:50]).split())
-        return f"{self._facts['name']}: {text[:40].rstrip()}" + ("…" if len(text) > 40 else "")
+        return title_of(self._facts["name"], self._facts["texts"][0]["tokens"])
 
-    def stand_beside(self, pages: Sequence[Answers], n: int) -> None:
-        """It is the n-th of these pages, which lead to one another."""
-        self._beside = pages, n
+    def stand_beside(self, pages: Sequence[Answers], n: int, labels: Sequence[str | int] | None = None) -> None:
+        """It is the n-th of these pages, which lead to one another; by default they are called by their titles."""
+        self._beside, self._labels = (pages, n), labels
 
     def part(self, name: str, query: Query | None = None) -> bytes:
         """The bytes of a part. Raises UnknownPart; ShapeError for a query that asks for what is not there, or too much.
@@ -113,8 +114,13 @@ class Answers:
         >>> Answers({"format": 1}, []).part("facts")
         b'{"format": 1, "live": true, "reading": 0}'
         """
+        page = re.match(r"(\d{1,4})\.", name, re.ASCII)
+        if page is not None and int(page[1]) < len(self._beside[0]):
+            return self._beside[0][int(page[1])]._part(name[page.end() :], {} if query is None else query)
+        return self._part(name, {} if query is None else query)
+
+    def _part(self, name: str, given: Query) -> bytes:
         kind, *numbers = name.split(".")
-        given = {} if query is None else query
         if not numbers and kind in _WHOLE:
             return _WHOLE[kind](self, given)
         if kind not in _OF_HEAD or len(numbers) != 2 or not all(re.fullmatch(r"\d{1,5}", n) for n in numbers):
@@ -127,7 +133,8 @@ class Answers:
 
     def _tell_facts(self, query: Query) -> bytes:
         pages, n = self._beside
-        beside = {"pages": [page.title for page in pages], "page": n} if len(pages) > 1 else {}
+        labels = self._labels if self._labels is not None else [page.title for page in pages]
+        beside = {"pages": list(labels), "page": n} if len(pages) > 1 else {}
         return _json({**self._facts, "live": True, "reading": self._unread, **beside})
 
     def _tell_thumbs(self, query: Query) -> bytes:
@@ -166,7 +173,7 @@ class _Kept:
 
 
 def _strong(layer: LiveLayer, h: int, query: Query) -> bytes:
-    return head_rows(layer.data, h, layer.attn.shape[-2], layer.data.strong.level)
+    return head_rows(layer.data, h, layer.attn.shape[-2:], layer.data.strong.level)
 
 
 def _query_vectors(layer: LiveLayer, h: int, query: Query) -> bytes:

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from clearhead._format import finite, size
 from clearhead.errors import ShapeError
-from clearhead.page.encode import blob, float_blob, json_element, key_width, pack_rows
+from clearhead.page.encode import blob, float_blob, json_element, pack_rows
 from clearhead.page.shell import DATA, shell
 from clearhead.page.strong import THRESHOLD, StrongWeights, floor_of, level_of
+from clearhead.page.texts import Tokens
 
 __all__ = [
+    "ENDS",
     "FORMAT",
     "BudgetError",
     "HeadLike",
@@ -35,10 +37,15 @@ __all__ = [
     "layer_facts",
     "least_nbytes",
     "page_facts",
+    "text_facts",
     "thumbnails",
+    "title_of",
+    "together",
 ]
 
-FORMAT = 1
+FORMAT = 2
+# Which of the texts are the queries of a side, and which the keys: an encoder-decoder model has source and target.
+ENDS = {"": (0, 0), "encoder": (0, 0), "decoder": (1, 1), "cross": (1, 0)}
 _OPENING = ("induction", "previous", "duplicate", "local", "self", "broad", "sink", "other")
 _SLACK = 2_000  # bytes for the last digits of what is only known at the end: notes, threshold
 
@@ -63,7 +70,7 @@ class HeadLike(Protocol):
     @property
     def entropy(self) -> float: ...  # nats
     @property
-    def distance(self) -> float: ...  # tokens
+    def distance(self) -> float | None: ...  # tokens
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,9 @@ class LayerData:
     """What the page needs of one layer, batch 0.
 
     layer: its number. thumbs: (H, P, P) uint8, see `thumbnails`. strong: `Strong().result()`.
-    causal: whether no query gives weight to a later key. sinks: positions that collect idle attention.
+    causal: whether no query gives weight to a later key. sinks: keys that collect idle attention. groups: key heads.
+    side: "encoder", "decoder" or "cross" of an encoder-decoder model: of its two texts, the first is the source, and
+    the decoder's queries are the second.
     q (H, T, D), k (G, S, D), v (G, S, Dv), lse (H, T), scale: give them only where each weight is exactly
     exp(scale q·k - lse) over a plain causal or full mask; the page then shows the exact weight.
     terms: `Terms(...).pack`, which gives a head's part of x W_Q and z W_O, of all queries and keys or of some.
@@ -82,12 +91,19 @@ class LayerData:
     strong: StrongWeights
     causal: bool
     sinks: Sequence[int] = ()
+    groups: int = 1
+    side: str = ""
     q: Any = None
     k: Any = None
     v: Any = None
     lse: Any = None
     scale: float | None = None
     terms: Callable[..., bytes] | None = None
+
+    @property
+    def texts(self) -> tuple[int, int]:
+        """Which of the page's texts are the queries, and which the keys."""
+        return ENDS[self.side]
 
     @property
     def exact(self) -> bool:
@@ -132,11 +148,10 @@ def least_nbytes() -> int:
 
 def build(
     layers: Sequence[LayerData],
-    tokens: Sequence[str],
+    texts: Sequence[Tokens],
     heads: Sequence[HeadLike],
     *,
     name: str,
-    kv_heads: int,
     nbytes: int,
     dense_nbytes: int,
     budget: int | None = None,
@@ -144,20 +159,19 @@ def build(
     """Encode the page's data so that the file is at most `budget` bytes.
 
     Args:
-        layers: one `LayerData` a layer, all with thumbnails of one size.
-        tokens: the text in pieces; one query and one key each.
+        layers: one `LayerData` a layer.
+        texts: one, whose tokens are queries and keys; of an encoder-decoder model source and target.
         heads: every head of these layers.
-        name: the model's name.
-        kv_heads: G, the number of key/value heads. nbytes, dense_nbytes: what the maps hold, and what the
+        name: the model's name. nbytes, dense_nbytes: what the maps hold, and what the
             dense float32 matrices would.
         budget: bytes; default 2, 10 or 25 MB for up to 128, up to 512, or more tokens.
     Raises: ShapeError where sizes disagree; BudgetError where the budget cannot hold even text and thumbnails.
     Cost: gzip of what is kept, about 0.2 s a megabyte of file.
     """
-    n = len(tokens)
-    _check(layers, n, heads)
+    n = max(map(len, texts), default=0)
+    _check(layers, texts, heads)
     limit = default_budget(n) if budget is None else budget
-    facts = page_facts(layers, tokens, heads, name, kv_heads, nbytes, dense_nbytes)
+    facts = page_facts(layers, texts, heads, name, nbytes, dense_nbytes)
     thumbs = blob("thumbs", np.concatenate([layer.thumbs.reshape(-1) for layer in layers]).tobytes())
     fixed = least_nbytes() + len(json_element("facts-data", facts)) + len(thumbs)
     if fixed >= limit:
@@ -165,11 +179,11 @@ def build(
             f"a budget of {size(limit)} for the page: the page itself, its text and its thumbnails take {size(fixed)}; "
             f"give a larger budget, fewer layers or a shorter text"
         )
-    level, weights = _fit_level(layers, n, limit - fixed)
+    level, weights = _fit_level(layers, list(map(len, texts)), limit - fixed)
     exact, vectors = _fill(layers, heads, limit - fixed - sum(map(len, weights)))
     threshold = max(layer.strong.threshold for layer in layers)
     threshold = threshold if level <= level_of(threshold) else floor_of(level)
-    held = _mass_held(layers, n, level)
+    held = _mass_held(layers, level)
     notes = _notes(threshold, held, limit, len(exact), len(heads), level > level_of(THRESHOLD))
     blobs = 1 + len(weights) + len(vectors)
     facts |= {"threshold": threshold, "massHeld": held, "notes": notes, "blobs": blobs, "exact": len(exact)}
@@ -178,18 +192,15 @@ def build(
     return Payload(elements, total, limit, threshold, held, tuple(exact), tuple(notes))
 
 
-def _check(layers: Sequence[LayerData], n: int, heads: Sequence[HeadLike]) -> None:
-    if not layers or not n:
-        raise ShapeError(f"build({len(layers)} layers, {n} tokens): a page needs at least one of each")
-    sizes = {layer.thumbs.shape[1:] for layer in layers}
-    if len(sizes) > 1:
-        raise ShapeError(f"build(layers): thumbnails of one size expected, arrived {sorted(sizes)}")
+def _check(layers: Sequence[LayerData], texts: Sequence[Tokens], heads: Sequence[HeadLike]) -> None:
+    sizes = list(map(len, texts))
+    if not layers or not all(sizes) or max((n for layer in layers for n in layer.texts), default=0) >= len(sizes):
+        raise ShapeError(f"build({len(layers)} layers, texts of {sizes} tokens): a page needs layers, and their texts")
     for layer in layers:
-        rows = layer.strong.counts.shape[1]
-        if rows > n or (len(layer.strong.keys) and int(layer.strong.keys.max()) >= n):
+        rows, (queries, keys) = layer.strong.counts.shape[1], (sizes[n] for n in layer.texts)
+        if rows > queries or (len(layer.strong.keys) and int(layer.strong.keys.max()) >= keys):
             raise ShapeError(
-                f"build(layers, tokens): layer {layer.layer} has {rows} queries or keys beyond {n} tokens; "
-                "the page shows self-attention: one query and one key a token"
+                f"build(layers, texts): layer {layer.layer} has {rows} queries or keys beyond {queries} × {keys} tokens"
             )
     there = {(layer.layer, h) for layer in layers for h in range(len(layer.thumbs))}
     given = {(head.layer, head.head) for head in heads}
@@ -202,10 +213,9 @@ def _check(layers: Sequence[LayerData], n: int, heads: Sequence[HeadLike]) -> No
 
 def page_facts(
     layers: Sequence[LayerData],
-    tokens: Sequence[str],
+    texts: Sequence[Tokens],
     heads: Sequence[HeadLike],
     name: str,
-    kv_heads: int,
     nbytes: int,
     dense_nbytes: int,
 ) -> dict[str, Any]:
@@ -214,18 +224,64 @@ def page_facts(
     return {
         "format": FORMAT,
         "name": name,
-        "tokens": list(tokens),
-        "causal": all(layer.causal for layer in layers),
-        "kvHeads": kv_heads,
+        "texts": list(map(text_facts, texts)),
         "nbytes": nbytes,
         "denseNbytes": dense_nbytes,
-        "keyWidth": key_width(len(tokens)),
-        "thumb": list(layers[0].thumbs.shape[1:]),
         "layers": [layer_facts(layer) for layer in layers],
         "scores": scores,
         "heads": [head_facts(head, scores) for head in heads],
         "opening": list(_opening(heads)),
     }
+
+
+def title_of(name: str, tokens: Sequence[str]) -> str:
+    """The model and how the text begins.
+
+    >>> title_of("SmolLM2", ["The", " keeper", " of", " the", " lighthouse", " wrote", " one", " line", " in her log"])
+    'SmolLM2: The keeper of the lighthouse wrote one l…'
+    """
+    text = " ".join("".join(tokens[:50]).split())
+    return f"{name}: {text[:40].rstrip()}" + ("…" if len(text) > 40 else "")
+
+
+def together(pages: Sequence[Callable[[int], Payload]], labels: Sequence[str | int], budget: int) -> Payload:
+    """Several pages' data in one: `pages` give each within so many bytes.
+
+    The parts of page n are called n.…, of the first as they are; `labels` become what its control shows.
+    """
+    shell_bytes = _nbytes(shell()) - len(DATA)
+    told = json_element("pages-data", list(labels))
+    each = shell_bytes + (budget - shell_bytes - len(told)) // len(pages)
+    made = [page(each) for page in pages]
+    parts = [_numbered(element, n) for n, one in enumerate(made) for element in one.elements[:-1]]
+    elements = (told, *parts, made[0].elements[-1]) if len(made) > 1 else made[0].elements
+    exact = tuple(head for one in made for head in one.exact)
+    return Payload(
+        elements,
+        shell_bytes + sum(map(len, elements)),
+        budget,
+        max(one.threshold for one in made),
+        sum(one.mass_held for one in made) / len(made),
+        exact,
+        tuple(dict.fromkeys(note for one in made for note in one.notes)),
+    )
+
+
+def _numbered(element: str, n: int) -> str:
+    """A part of page n: its name says so, of all but the first."""
+    if not n:
+        return element
+    return element.replace('data-blob="', f'data-blob="{n}.', 1).replace('id="facts-data"', f'id="facts-data-{n}"', 1)
+
+
+def text_facts(tokens: Tokens) -> dict[str, Any]:
+    """What the page knows of a text, or of an image."""
+    facts: dict[str, Any] = {"tokens": tokens.pieces, "name": tokens.name}
+    if tokens.prompt is not None:
+        facts["prompt"] = tokens.prompt
+    if tokens.picture is not None:
+        facts["image"] = vars(tokens.picture)
+    return facts
 
 
 def layer_facts(layer: LayerData) -> dict[str, Any]:
@@ -235,9 +291,14 @@ def layer_facts(layer: LayerData) -> dict[str, Any]:
         "heads": len(layer.thumbs),
         "causal": layer.causal,
         "sinks": [int(s) for s in layer.sinks],
+        "groups": layer.groups,
+        "side": layer.side,
+        "queries": layer.texts[0],
+        "keys": layer.texts[1],
+        "thumb": list(layer.thumbs.shape[1:]),
     }
     if layer.exact and layer.scale is not None:
-        facts |= {"scale": float(layer.scale), "d": layer.q.shape[-1], "groups": layer.k.shape[-3]}
+        facts |= {"scale": float(layer.scale), "d": layer.q.shape[-1]}
     return facts
 
 
@@ -286,24 +347,25 @@ def _strongest_first(heads: Sequence[HeadLike]) -> Iterator[HeadLike]:
         yield from (group[rank] for group in groups if rank < len(group))
 
 
-def _head_blob(layer: LayerData, h: int, n: int, level: int) -> str:
-    return blob(f"w.{layer.layer}.{h}", head_rows(layer, h, n, level))
+def _head_blob(layer: LayerData, h: int, level: int, sizes: Sequence[int]) -> str:
+    return blob(f"w.{layer.layer}.{h}", head_rows(layer, h, [sizes[n] for n in layer.texts], level))
 
 
-def head_rows(layer: LayerData, h: int, n: int, level: int) -> bytes:
-    """The strong weights of one head, as `pack_rows` encodes them: none whose byte is below `level`."""
-    counts = np.zeros(n, np.int64)
+def head_rows(layer: LayerData, h: int, shape: Sequence[int], level: int) -> bytes:
+    """The strong weights of one head (T, S), as `pack_rows` encodes them: none whose byte is below `level`."""
+    rows, columns = shape
+    counts = np.zeros(rows, np.int64)
     keys: NDArray[Any] = np.zeros(0, np.int64)
     values = np.zeros(0, np.uint8)
     if h < len(layer.strong.counts):
         own, keys, values = layer.strong.head(h)
         keep = values >= level
         row = np.repeat(np.arange(len(own)), own)[keep]
-        counts, keys, values = np.bincount(row, minlength=n), keys[keep], values[keep]
-    return pack_rows(counts, keys, values, n)
+        counts, keys, values = np.bincount(row, minlength=rows), keys[keep], values[keep]
+    return pack_rows(counts, keys, values, columns)
 
 
-def _fit_level(layers: Sequence[LayerData], n: int, room: int) -> tuple[int, list[str]]:
+def _fit_level(layers: Sequence[LayerData], sizes: Sequence[int], room: int) -> tuple[int, list[str]]:
     """The lowest level whose blobs fit into `room` bytes, and the blobs.
 
     Bytes for one weight are estimated from a few heads; the histogram of bytes then says at which level
@@ -314,12 +376,12 @@ def _fit_level(layers: Sequence[LayerData], n: int, room: int) -> tuple[int, lis
     at_least = np.cumsum(np.asarray(tally)[::-1])[::-1]
     level = max(layer.strong.level for layer in layers)
     sample = places[:: max(1, len(places) // 12)]
-    total = sum(len(_head_blob(layer, h, n, level)) for layer, h in sample) * len(places) / len(sample)
+    total = sum(len(_head_blob(layer, h, level, sizes)) for layer, h in sample) * len(places) / len(sample)
     while True:
         if total > room * 1.03:  # surely too large: do not compress it all to find out
             aim = at_least[level] * 0.985 * room / total
             level = min(256, max(level + 1, int(np.searchsorted(-at_least, -aim))))
-        blobs = [_head_blob(layer, h, n, level) for layer, h in places]
+        blobs = [_head_blob(layer, h, level, sizes) for layer, h in places]
         total = sum(map(len, blobs))
         if total <= room or level == 256:
             return level, blobs
@@ -371,16 +433,16 @@ def _vector_blobs(layer: LayerData, h: int, have: Mapping[str, str]) -> dict[str
     return blobs
 
 
-def _mass_held(layers: Sequence[LayerData], n: int, level: int) -> float:
+def _mass_held(layers: Sequence[LayerData], level: int) -> float:
     """The share of all attention that the kept weights hold; a row that attends to nothing has none."""
     squares = (np.arange(257) / 255.0) ** 2
     squares[:level] = 0
     held = sum(float(np.bincount(layer.strong.values, minlength=257) @ squares) for layer in layers)
-    return min(1.0, held / max(1, sum(_live_rows(layer, n) for layer in layers)))
+    return min(1.0, held / max(1, sum(map(_live_rows, layers))))
 
 
-def _live_rows(layer: LayerData, n: int) -> int:
-    return len(layer.thumbs) * n if layer.lse is None else int(np.isfinite(_array(layer.lse)).sum())
+def _live_rows(layer: LayerData) -> int:
+    return layer.strong.counts.size if layer.lse is None else int(np.isfinite(_array(layer.lse)).sum())
 
 
 def _notes(threshold: float, held: float, budget: int, exact: int, heads: int, raised: bool) -> list[str]:

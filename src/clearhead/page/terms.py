@@ -29,7 +29,7 @@ TOLD = 3  # products that are shown of a longer sum
 class Terms:
     """The products of one layer.
 
-    attn: its map (1, H, T, T) with v. projection: what is known of its matrices.
+    attn: its map (1, H, T, S) with v. projection: what is known of its matrices.
     """
 
     attn: SoftmaxMap
@@ -54,8 +54,8 @@ class Terms:
 
         Args: queries, keys: positions; all by default.
         """
-        everything = torch.arange(self.attn.shape[-1])
-        queries, keys = (everything if at is None else at for at in (queries, keys))
+        both = zip((queries, keys), self.attn.shape[-2:], strict=True)
+        queries, keys = (torch.arange(n) if at is None else at for at, n in both)
         parts = [self._input_terms(name, h, queries if name == "q" else keys) for name in self._known()]
         if self.projection.out is not None:
             parts.append(self._output_terms(self.projection.out, h, queries))

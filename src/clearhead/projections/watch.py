@@ -25,14 +25,14 @@ class Watch:
 
     Args:
         model: the module that runs.
-        tokens: T; calls with another number of rows are passed over.
+        tokens: T, or several lengths; calls with another number of rows are passed over.
         limit: bytes of inputs to keep. Beyond it all are let go but for their rows, and `full` is True.
 
     Attributes: inputs, rows, outputs: tensors by (path of the module, number of its call). Inputs are the model's own
     tensors, not copies; no result changes.
     """
 
-    def __init__(self, model: nn.Module, tokens: int, *, limit: int = LIMIT) -> None:
+    def __init__(self, model: nn.Module, *tokens: int, limit: int = LIMIT) -> None:
         self.inputs: dict[tuple[str, int], Tensor] = {}
         self.rows: dict[tuple[str, int], Tensor] = {}  # (3, d_in)
         self.outputs: dict[tuple[str, int], Tensor] = {}  # (3, d)
@@ -41,7 +41,7 @@ class Watch:
         self._calls: defaultdict[str, int] = defaultdict(int)
         self._blocks = set[str]()  # modules of modules of modules: seldom those that attend, the first to be let go
         self._scarce = False  # such inputs are not kept any more
-        self._at = dict[torch.device, Tensor]()
+        self._at = dict[tuple[torch.device, int], Tensor]()
         self._stack = ExitStack()
 
     def __enter__(self) -> Watch:
@@ -60,7 +60,7 @@ class Watch:
 
     def _before(self, path: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = next((each for each in (*args, *kwargs.values()) if is_sequence(each, self._tokens)), None)
+            x = next((each for each in (*args, *kwargs.values()) if is_sequence(each, *self._tokens)), None)
             if x is None:
                 return
             self.rows[path, self._calls[path]] = self._three(x)
@@ -71,7 +71,8 @@ class Watch:
 
     def _three(self, x: Tensor) -> Tensor:
         """`rows_of` x, in as few operations as can be: this runs hundreds of times in a pass."""
-        at = self._at.setdefault(x.device, _three_of(self._tokens).to(x.device))
+        place = x.device, x.shape[-2]
+        at = self._at[place] if place in self._at else self._at.setdefault(place, _three_of(place[1]).to(x.device))
         return x.detach().index_select(-2, at).view(3, -1)
 
     def _hold(self, path: str, x: Tensor) -> None:
@@ -90,7 +91,7 @@ class Watch:
     def _after(self, path: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             out = result[0] if isinstance(result, tuple) and result else result
-            if is_sequence(out, self._tokens):
+            if is_sequence(out, *self._tokens):
                 self.outputs[path, self._calls[path]] = self._three(out)
             self._calls[path] += 1
 
@@ -114,11 +115,11 @@ def _watched(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def is_sequence(value: object, tokens: int) -> bool:
-    """Whether it is a tensor of one vector a token, (T, d) or (1, T, d)."""
+def is_sequence(value: object, *tokens: int) -> bool:
+    """Whether it is a tensor of one vector a token, (T, d) or (1, T, d), of one of these lengths."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim not in (2, 3):
         return False
-    return value.shape[-2] == tokens and (value.ndim == 2 or value.shape[0] == 1)
+    return value.shape[-2] in tokens and (value.ndim == 2 or value.shape[0] == 1)
 
 
 def rows_of(x: Tensor) -> Tensor:

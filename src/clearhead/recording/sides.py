@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, TypeAlias
 
-__all__ = ["Side", "is_cross", "side_of"]
+__all__ = ["Side", "is_cross", "side_of", "sides_of"]
 
 Side: TypeAlias = Literal["encoder", "decoder", "cross"]
 
@@ -21,6 +21,16 @@ def is_cross(path: str, paths: Collection[str] = ()) -> bool:
     names = ".".join(path.lower().split(".")[-2:])
     beside = f"{parent}.self_attn" if parent else "self_attn"
     return any(part in names for part in _CROSS) or (name == "multihead_attn" and beside in paths)
+
+
+def sides_of(paths: Collection[str]) -> list[str]:
+    """The side of each module of an encoder-decoder model; "" for all of a model, or of layers, of one side alone.
+
+    >>> sides_of(["encoder.0.self_attn", "decoder.0.self_attn", "decoder.0.encoder_attn"])
+    ['encoder', 'decoder', 'cross']
+    """
+    sides: list[str] = [side_of(path, paths) or "" for path in paths]
+    return sides if "cross" in sides or {"encoder", "decoder"} <= set(sides) else [""] * len(sides)
 
 
 def side_of(path: str, paths: Collection[str] = ()) -> Side | None:

@@ -27,7 +27,7 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 def load(
     name: str = "smollm2", *, on_progress: Progress | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, in evaluation mode and float32, and its tokenizer.
+    """The model, in evaluation mode and float32, and its tokenizer; of one that reads images, its image processor.
 
     Args:
         name: a name that `available` lists, a path to a model folder or a ``.gguf`` file, or a Hugging Face
@@ -48,7 +48,8 @@ def load(
     model = _model(source, name, local=local)
     model.config.name_or_path = _title(name)
     report("load", 1, 2)
-    tokenizer = _tokenizer(source, name, local=local)
+    reads_images = model.main_input_name == "pixel_values"
+    tokenizer = (_processor if reads_images else _tokenizer)(source, name, local=local)
     report("load", 2, 2)
     return model, tokenizer
 
@@ -242,6 +243,18 @@ def _tokenizer(source: str, name: str, *, local: bool) -> PreTrainedTokenizerBas
             " files (tokenizer.json, or vocab.txt, or vocab.json and merges.txt) beside config.json."
         )
     return tokenizer
+
+
+def _processor(source: str, name: str, *, local: bool) -> Any:
+    import transformers
+
+    try:
+        with quiet():
+            return transformers.AutoImageProcessor.from_pretrained(
+                source, local_files_only=local, trust_remote_code=False
+            )
+    except Exception as error:
+        raise ModelError(f'the model "{name}" is there, but its image processor does not load: {error}') from error
 
 
 def _failed(source: str, name: str, error: Exception, *, local: bool) -> ModelError:

@@ -1,9 +1,11 @@
 // What a person can do, whatever the pane it is done in.
 import { clamp, percent, shown } from "./util.js";
 import { roleName } from "./roles.js";
-import { along, emit, faded, keyOf, queryOf, say, sinksOf, view, writeHash } from "./state.js";
+import { along, emit, faded, keyOf, leadKind, leadText, otherText, queryOf, say } from "./state.js";
+import { keyText, layerOf, queryText, textOf, view, writeHash } from "./state.js";
 
-const named = (i) => `${i} ${shown(view.trace.tokens[i])}`;
+/** @param {number} i @param {"query" | "key"} kind */
+const named = (i, kind) => `${kind} ${i} ${shown(textOf(kind).tokens[i])}`;
 const weightNow = () => percent(view.weights.at(queryOf(), keyOf()), view.weights.exact);
 
 /** @param {number} token */
@@ -55,16 +57,25 @@ function lead(token, given, then) {
 }
 
 // A query worth opening with: in the later text, the strongest weight between two different words, no sink among them.
-function openingQuery(weights, head) {
-  const { n, tokens } = view.trace,
-    sinks = new Set(sinksOf(head));
-  const word = tokens.map((token, i) => /\p{L}{2}/u.test(token) && !sinks.has(i));
-  let best = n - 1,
+function openingQuery(trace, weights, head) {
+  const { queries, keys, sinks: resting } = trace.byLayer.get(head.layer),
+    [rows, columns] = [queries, keys].map((text) => trace.texts[text]),
+    sinks = new Set(resting),
+    isWord = (token) => /\p{L}{2}/u.test(token);
+  const asks = rows.tokens.map((token, i) => (rows.image || isWord(token)) && (queries !== keys || !sinks.has(i))),
+    told = columns.tokens.map((token, j) => (columns.image || isWord(token)) && !sinks.has(j));
+  let best = rows.n - 1,
     most = 0;
   weights.each((i, j, w) => {
-    if (i !== j && i >= n / 2 && word[i] && word[j] && w > most) [best, most] = [i, w];
+    if ((queries !== keys || i !== j) && i >= rows.n / 2 && asks[i] && told[j] && w > most) [best, most] = [i, w];
   });
   return best;
+}
+
+/** @param {import("./types").Head} a @param {import("./types").Head} b */
+function sameTexts(a, b) {
+  const [one, other] = [layerOf(a.layer), layerOf(b.layer)];
+  return one.queries === other.queries && one.keys === other.keys;
 }
 
 /** @type {import("./types").Head | null} */
@@ -74,19 +85,22 @@ export const headAskedFor = () => latest ?? view.head;
 /**
  * @param {import("./types").Head} head
  * @param {{ query?: number | null, key?: number | null, first?: boolean }} at
+ * @param {import("./types").Trace} trace another where the page is to show another
  */
-export async function selectHead(head, at = {}) {
+export async function selectHead(head, at = {}, trace = view.trace) {
   latest = head;
-  const weights = await view.trace.weights(head),
+  const weights = await trace.weights(head),
     from = view.direction === "from",
-    opening = from ? (at.query ?? openingQuery(weights, head)) : (at.key ?? 0);
-  const token = at.first ? opening : view.token;
+    opening = from ? (at.query ?? openingQuery(trace, weights, head)) : (at.key ?? 0);
+  const token = !at.first && sameTexts(head, view.head) ? view.token : opening;
   await needed(weights, token);
   if (latest !== head) return;
-  Object.assign(view, { head, weights, token, hover: null });
+  const moved = trace !== view.trace;
+  Object.assign(view, { trace, head, weights, token, hover: null });
   view.other = (from ? at.key : at.query) ?? strongest(token);
   await needed(weights, token, view.other);
   if (latest !== head) return;
+  if (moved) emit("trace");
   emit("head");
   changed();
   if (!at.first) say(`layer ${head.layer} head ${head.head}, ${head.role ?? "not read yet"}`);
@@ -94,17 +108,15 @@ export async function selectHead(head, at = {}) {
 
 export function selectToken(i) {
   view.pinned = true;
-  const told = () => `Strongest ${named(view.other)}, ${weightNow()}`;
-  aimed.token = clamp(i, 0, view.trace.n - 1);
-  lead(aimed.token, null, () =>
-    say(`${view.direction === "from" ? "query" : "key"} ${named(view.token)}. ${told()}`),
-  );
+  const told = () => `Strongest ${view.other} ${shown(otherText().tokens[view.other])}, ${weightNow()}`;
+  aimed.token = clamp(i, 0, leadText().n - 1);
+  lead(aimed.token, null, () => say(`${named(view.token, leadKind())}. ${told()}`));
 }
 
-const sayPair = () => say(`query ${named(queryOf())}, key ${named(keyOf())}, ${weightNow()}`);
+const sayPair = () => say(`${named(queryOf(), "query")}, ${named(keyOf(), "key")}, ${weightNow()}`);
 
 export function selectOther(i) {
-  const other = clamp(i, 0, view.trace.n - 1);
+  const other = clamp(i, 0, otherText().n - 1);
   const [query, key] = view.direction === "from" ? [view.token, other] : [other, view.token];
   if (!view.weights.sees(query, key)) return;
   aimed.other = other;
@@ -126,7 +138,7 @@ export function selectPair(query, key) {
 export function unpin() {
   view.pinned = !view.pinned;
   emit("hover");
-  say(view.pinned ? `query ${named(view.token)} is pinned` : "the query follows the pointer");
+  say(view.pinned ? `${named(view.token, leadKind())} is pinned` : `the ${leadKind()} follows the pointer`);
 }
 
 export function hoverToken(i) {
@@ -153,8 +165,9 @@ export function nextHead(step) {
 /** @param {import("./types").Direction} direction */
 export function setDirection(direction) {
   if (direction === view.direction) return;
+  const token = clamp(queryText() === keyText() ? view.token : view.other, 0, otherText().n - 1);
   view.direction = direction;
-  lead(view.token, null);
+  lead(token, null);
 }
 
 /** @param {import("./types").Mode} mode */

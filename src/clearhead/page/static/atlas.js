@@ -1,8 +1,8 @@
 // Atlas: every head as a thumbnail in the colour of its role; the legend filters; a card tells the scores.
-import { $, $$, clamp, drawingOn, el, sized, under, whole } from "./util.js";
-import { glyph, nats, roleName, ROLES } from "./roles.js";
+import { $, $$, clamp, drawingOn, el, plural, sized, under, whole } from "./util.js";
+import { glyph, kindOf, meaning, nats, roleName, rolesOf } from "./roles.js";
 import { theme } from "./colour.js";
-import { on, view } from "./state.js";
+import { emit, headsShown, keyText, layerOf, layersShown, on, queryText, view } from "./state.js";
 import { filterRole, selectHead } from "./actions.js";
 import { GUTTER, sizes } from "./layout.js";
 
@@ -16,14 +16,14 @@ const isCardFixed = () => $("#card").style.display === "block";
 
 function drawLegend() {
   const counts = {};
-  for (const head of view.trace.heads)
-    if (head.role) counts[roleName(head.role)] = (counts[roleName(head.role)] || 0) + 1;
+  const heads = headsShown();
+  for (const head of heads) if (head.role) counts[roleName(head.role)] = (counts[roleName(head.role)] || 0) + 1;
   const legend = $("#legend");
   legend.classList.toggle("some", view.filter.size > 0);
   legend.replaceChildren(
-    ...Object.keys(ROLES).map((role) => {
+    ...rolesOf(kindOf(queryText(), keyText())).map((role) => {
       const count = counts[role] || 0;
-      const label = `${role}: ${ROLES[role]}. ${count} of ${view.trace.heads.length} heads. Click shows only these, shift-click adds.`;
+      const label = `${role}: ${meaning(kindOf(queryText(), keyText()), role)}. ${count} of ${heads.length} heads. Click shows only these, shift-click adds.`;
       const button = el(
         "button",
         {
@@ -52,6 +52,8 @@ const labelOf = (head) => `layer ${head.layer} head ${head.head}, ${head.role ??
 
 function buildGrid() {
   const { trace } = view,
+    layers = layersShown(),
+    width = Math.max(...layers.map(({ heads }) => heads)),
     { cell, row } = sizes,
     grid = $("#grid");
   const font = row < 14 ? 9 : 10,
@@ -59,9 +61,9 @@ function buildGrid() {
   cells.clear();
   surface = el("canvas", { "aria-hidden": "true" });
   grid.replaceChildren(surface);
-  grid.style.width = left(trace.width - 1) + cell + "px";
-  grid.style.height = TOP + trace.layers.length * row + "px";
-  for (let h = 0; h < trace.width; h++) {
+  grid.style.width = left(width - 1) + cell + "px";
+  grid.style.height = TOP + layers.length * row + "px";
+  for (let h = 0; h < width; h++) {
     if (cell >= 14 || h % 4 === 0)
       grid.append(
         label(
@@ -77,7 +79,7 @@ function buildGrid() {
         ),
       );
   }
-  trace.layers.forEach(({ layer, heads }, r) => {
+  layers.forEach(({ layer, heads }, r) => {
     const top = TOP + r * row;
     if (r % every === 0)
       grid.append(
@@ -126,14 +128,17 @@ function placeCard() {
 // A head's thumbnail, one pixel a cell, as a small canvas.
 /** @param {import("./types").Head} head @param {boolean} quiet */
 export function thumbnail(head, quiet) {
-  const [rows, columns] = view.trace.thumb;
+  const {
+    causal,
+    thumb: [rows, columns],
+  } = layerOf(head.layer);
   const canvas = el("canvas", { width: columns, height: rows });
   const context = drawingOn(canvas),
     image = context.createImageData(columns, rows);
   const colours = theme.roles[roleName(head.role)];
   for (let y = 0; y < rows; y++) {
     for (let x = 0; x < columns; x++) {
-      if (view.trace.causal && x > y) continue;
+      if (causal && x > y) continue;
       image.data.set(
         [...(quiet || !head.thumb ? theme.cell : colours[head.thumb[y * columns + x]]), 255],
         4 * (y * columns + x),
@@ -153,7 +158,7 @@ function paintGrid() {
     height = Math.round((sizes.row - 2) * ratio);
   for (const [head, button] of cells) {
     const quiet = view.filter.size > 0 && !view.filter.has(roleName(head.role));
-    context.imageSmoothingEnabled = width < view.trace.thumb[1];
+    context.imageSmoothingEnabled = width < layerOf(head.layer).thumb[1];
     context.imageSmoothingQuality = "high";
     context.drawImage(
       thumbnail(head, quiet),
@@ -205,6 +210,14 @@ function scoreRow(head, name) {
   );
 }
 
+// Of the scores of all heads those that say something about this one.
+/** @param {import("./types").Head} head */
+function scoresOf(head) {
+  const { queries, keys } = layerOf(head.layer),
+    roles = rolesOf(kindOf(view.trace.texts[queries], view.trace.texts[keys]));
+  return view.trace.scores.filter((name) => head.scores[name] != null || (name !== "other" && roles.includes(name)));
+}
+
 /** @param {HTMLElement} card @param {import("./types").Head} head */
 function fillCard(card, head) {
   const title = el(
@@ -220,17 +233,19 @@ function fillCard(card, head) {
     "table",
     {},
     el("tr", { class: "mute" }, el("td"), el("td"), el("td", {}, "score"), el("td", {}, "unif.")),
-    ...view.trace.scores.map((name) => scoreRow(head, name)),
+    ...scoresOf(head).map((name) => scoreRow(head, name)),
   );
-  const distance = head.distance == null ? "–" : head.distance.toFixed(1);
+  const { queries, keys } = layerOf(head.layer),
+    far =
+      head.distance == null || kindOf(view.trace.texts[queries], view.trace.texts[keys]) !== "text" ? "" : `mean distance ${head.distance.toFixed(1)} tokens`;
   card.replaceChildren(
     title,
     el("div", { class: "scores" }, table, picture),
     el(
       "p",
       { class: "num mute" },
-      el("span", {}, `entropy ${nats(head)} · `),
-      el("span", {}, `mean distance ${distance} tokens`),
+      el("span", {}, `entropy ${nats(head)}` + (far && " · ")),
+      el("span", {}, far),
     ),
   );
 }
@@ -274,13 +289,40 @@ function moveFocus(event) {
   if (!step || !head) return;
   event.preventDefault();
   event.stopPropagation();
-  const { layers } = view.trace,
+  const layers = layersShown(),
     at = layers.findIndex((l) => l.layer === head.layer);
   const next = layers[clamp(at + step[0], 0, layers.length - 1)];
   cells.get(view.trace.find(next.layer, clamp(head.head + step[1], 0, next.heads - 1)))?.focus();
 }
 
 export const focusAtlas = () => cells.get(view.head)?.focus();
+
+// Encoder, decoder, and cross-attention between them: each with an atlas of its own.
+function drawSides() {
+  const sides = [...new Set(view.trace.layers.map(({ side }) => side))].filter(Boolean),
+    layers = layersShown(),
+    here = layers[0].side;
+  const chooses = $("#sides").contains(document.activeElement); // and goes on to
+  $("#sides").hidden = sides.length < 2;
+  $("#sides").replaceChildren(
+    ...sides.map((side) =>
+      el("button", { role: "radio", "data-v": side, "aria-checked": side === here, tabindex: side === here ? 0 : -1 }, side),
+    ),
+  );
+  if (chooses) $("#sides [aria-checked=true]").focus();
+  $("#atlas-size").textContent =
+    sides.length > 1 ? "" : `${plural(layers.length, "layer")} × ${plural(Math.max(...layers.map((l) => l.heads)), "head")}`;
+}
+
+const ORDER = ["aligned", "induction", "previous", "duplicate", "local", "self", "broad", "other", "sink"];
+const remembered = {}; // the head that was looked at last on each side
+
+export function selectSide(side) {
+  remembered[layerOf(view.head.layer).side] = view.head;
+  const heads = view.trace.heads.filter((head) => layerOf(head.layer).side === side),
+    rank = (head) => ORDER.indexOf(roleName(head.role)) - (head.scores[head.role] ?? 0);
+  selectHead(remembered[side] || heads.reduce((a, b) => (rank(b) < rank(a) ? b : a)));
+}
 
 export function startAtlas() {
   const grid = $("#grid");
@@ -308,10 +350,7 @@ export function startAtlas() {
     filterRole(String(button.dataset.role), event.shiftKey);
     $(`#legend [data-role="${button.dataset.role}"]`).focus({ preventScroll: true });
   });
-  const { layers, width } = view.trace;
-  $("#atlas-size").textContent =
-    `${layers.length} ${layers.length === 1 ? "layer" : "layers"} × ${width} heads`;
-  on("layout", () => (buildGrid(), drawLegend(), paintGrid(), markHead()));
+  on("layout", () => (drawSides(), buildGrid(), drawLegend(), paintGrid(), markHead()));
   on("filter", () => (drawLegend(), paintGrid()));
   on("theme", () => (drawLegend(), paintGrid(), isCardFixed() && fillCard($("#card"), view.head)));
   on("heads", () => {
@@ -321,5 +360,10 @@ export function startAtlas() {
     markHead();
     if (isCardFixed()) fillCard($("#card"), view.head);
   });
-  on("head", markHead);
+  let side = "";
+  on("head", () => {
+    const now = layerOf(view.head.layer).side;
+    if (now !== side) ((side = now), emit("layout")); // other layers, perhaps more of them
+    else markHead();
+  });
 }

@@ -1,11 +1,12 @@
 // The matrix's axes: words where cells are large, positions where they are small, and where in the whole one is.
 import { clamp, grouped, shown } from "./util.js";
 import { colour, rgb, theme } from "./colour.js";
-import { keyOf, queryOf, view } from "./state.js";
+import { keyOf, keyText, layerOf, queryOf, queryText, view } from "./state.js";
 import { across, down, frame, MARGIN, port, span, upright } from "./port.js";
 
-const short = (i) => {
-  const word = shown(view.trace.tokens[i]);
+/** @param {number} i @param {import("./types").Text} text */
+const short = (i, text) => {
+  const word = shown(text.tokens[i]);
   return word.length > 8 ? word.slice(0, 7) + "…" : word;
 };
 
@@ -19,7 +20,7 @@ export function paintWords(context, { i0, i1, j0, j1 }) {
     context.font = `${i === query ? "600 " : ""}11px ${colour("mono")}`;
     context.fillStyle = colour(i === query ? "query" : "ink2");
     context.textAlign = "right";
-    context.fillText(short(i), MARGIN.left - 6, down(i) + half);
+    context.fillText(short(i, queryText()), MARGIN.left - 6, down(i) + half);
   }
   for (let j = j0; j < j1; j++) {
     if (across(j) + half < MARGIN.left || across(j) + half > frame.width - MARGIN.right) continue;
@@ -29,7 +30,7 @@ export function paintWords(context, { i0, i1, j0, j1 }) {
     context.font = `${j === key ? "600 " : ""}11px ${colour("mono")}`;
     context.fillStyle = colour(j === key ? "key" : "ink2");
     context.textAlign = upright() ? "left" : "center";
-    context.fillText(short(j), 0, upright() ? 0 : -5);
+    context.fillText(short(j, keyText()), 0, upright() ? 0 : -5);
     context.restore();
   }
 }
@@ -68,14 +69,14 @@ export function paintTicks(context, { i0, i1, j0, j1 }) {
     context.textAlign = "right";
     context.fillText(grouped(queryOf()), MARGIN.left - 7, atQuery + 12);
     context.font = bold;
-    context.fillText(short(queryOf()), MARGIN.left - 6, atQuery);
+    context.fillText(short(queryOf(), queryText()), MARGIN.left - 6, atQuery);
   }
   if (!keyShown) return;
   context.fillStyle = colour("key");
   context.textAlign = "center";
   const x = clamp(atKey, 30, frame.width - 32);
   context.font = bold;
-  context.fillText(short(keyOf()), x, MARGIN.top - 24);
+  context.fillText(short(keyOf(), keyText()), x, MARGIN.top - 24);
   context.font = small;
   context.fillText(grouped(keyOf()), x, MARGIN.top - 11);
 }
@@ -87,8 +88,8 @@ export function paintLocator(context) {
   const { thumb } = view.head,
     side = Math.min(MARGIN.left, MARGIN.top) - 14;
   if (!view.zoom || !thumb) return;
-  const [rows, columns] = view.trace.thumb,
-    at = (x, most) => (x / view.trace.n) * most,
+  const [rows, columns] = layerOf(view.head.layer).thumb,
+    at = (x, n) => (x / n) * side,
     [left, top] = [MARGIN.left - side - 8, MARGIN.top - side - 8];
   for (let y = 0; y < rows; y++)
     for (let x = 0; x < columns; x++) {
@@ -103,9 +104,9 @@ export function paintLocator(context) {
   context.lineWidth = 1.5;
   context.strokeStyle = colour("ink");
   context.strokeRect(
-    left + at(j0, side),
-    top + at(i0, side),
-    Math.max(3, at(j1 - j0, side)),
-    Math.max(3, at(i1 - i0, side)),
+    left + at(j0, keyText().n),
+    top + at(i0, queryText().n),
+    Math.max(3, at(j1 - j0, keyText().n)),
+    Math.max(3, at(i1 - i0, queryText().n)),
   );
 }

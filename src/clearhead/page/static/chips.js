@@ -1,6 +1,6 @@
 // The line above the text: the strongest weights of the row, and the rest, so that the row adds up.
 import { $, el, percent, shown, under } from "./util.js";
-import { along, on, shownOther, shownToken, view } from "./state.js";
+import { along, on, otherText, shownOther, shownToken, textOf, view } from "./state.js";
 import { selectOther } from "./actions.js";
 
 export const subscript = (i) => el("sub", {}, String(i));
@@ -8,14 +8,14 @@ export const subscript = (i) => el("sub", {}, String(i));
 // A token with its position, in the colour of the query or of the key.
 /** @param {number} i @param {"query" | "key"} kind */
 export const naming = (i, kind) =>
-  el("span", { class: "naming " + kind }, el("b", {}, shown(view.trace.tokens[i])), subscript(i));
+  el("span", { class: "naming " + kind }, el("b", {}, shown(textOf(kind).tokens[i])), subscript(i));
 
 function chip(i, weight) {
   const pressed = i === shownOther();
   return el(
     "button",
     { class: "chip", "data-i": i, "aria-pressed": pressed },
-    el("b", {}, shown(view.trace.tokens[i])),
+    el("b", {}, shown(otherText().tokens[i])),
     subscript(i),
     " " + percent(weight, view.weights.exact),
   );

@@ -1,26 +1,30 @@
 // Tokens as two columns, queries left and keys right, joined by lines.
 import { $, $$, canvasOf, clamp, el, shown, sized, under } from "./util.js";
 import { colour, ink, rgb, theme, tint } from "./colour.js";
-import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
+import { along, faded, keyOf, keyText, leadText, on, queryOf, queryText, shownToken, textOf, view } from "./state.js";
 import { hoverToken, moveOther, moveToken, selectOther, selectToken } from "./actions.js";
 
 const LINE = 15,
   MOST = 600,
   EDGE = 154;
 
+/** @type {import("./types").Text[]} */
+let built = []; // the texts whose columns are there
+
 function buildColumns() {
   const box = $("#columns-in"),
-    { tokens, n } = view.trace;
-  if (n > MOST)
+    most = Math.max(queryText().n, keyText().n);
+  built = [queryText(), keyText()];
+  if (most > MOST)
     return box.replaceChildren(
       el("p", { class: "mute" }, `Two columns are drawn for at most ${MOST} tokens. Use Text or the matrix.`),
     );
-  box.style.height = n * LINE + 8 + "px";
+  box.style.height = most * LINE + 8 + "px";
   box.replaceChildren(el("canvas", { "aria-hidden": "true" }));
-  tokens.forEach((token, i) => {
-    for (const side of ["query", "key"])
-      box.append(el("div", { class: "side " + side, "data-i": i, style: `top:${i * LINE}px` }, shown(token)));
-  });
+  for (const side of /** @type {const} */ (["query", "key"]))
+    textOf(side).tokens.forEach((token, i) =>
+      box.append(el("div", { class: "side " + side, "data-i": i, style: `top:${i * LINE}px` }, shown(token))),
+    );
 }
 
 /** @param {CanvasRenderingContext2D} context @param {number} width @param {number} leading */
@@ -62,11 +66,11 @@ function paintSides(leading) {
 function paintColumns() {
   if (view.mode !== "columns" || !view.weights) return;
   const box = $("#columns-in");
-  if (!box.firstChild) buildColumns();
-  if (view.trace.n > MOST) return;
+  if (!box.firstChild || built[0] !== queryText() || built[1] !== keyText()) buildColumns();
+  if (!$("#columns-in canvas")) return;
   const canvas = canvasOf("#columns-in canvas"),
     leading = shownToken();
-  drawPairs(sized(canvas, box.clientWidth, view.trace.n * LINE + 8), box.clientWidth, leading);
+  drawPairs(sized(canvas, box.clientWidth, box.offsetHeight), box.clientWidth, leading);
   paintSides(leading);
 }
 
@@ -80,7 +84,7 @@ function show() {
 function columnsKey(event) {
   const step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (event.key === "Home") selectToken(0);
-  else if (event.key === "End") selectToken(view.trace.n - 1);
+  else if (event.key === "End") selectToken(leadText().n - 1);
   else if (!step) return;
   else if (event.shiftKey) moveOther(step);
   else moveToken(step);

@@ -49,11 +49,12 @@ const VALUE = Float32Array.from({ length: 256 }, (_, i) => (i / 255) ** 2);
 /**
  * The strong weights of one head, row by row.
  * @param {Uint8Array} raw
- * @param {number} n
- * @param {number} keyWidth
+ * @param {number} n rows
+ * @param {number} columns
  */
-function unpackRows(raw, n, keyWidth) {
-  const counts = joined(raw, 0, n, 2, Uint16Array);
+function unpackRows(raw, n, columns) {
+  const keyWidth = columns <= 1 << 8 ? 1 : columns <= 1 << 16 ? 2 : 4,
+    counts = joined(raw, 0, n, 2, Uint16Array);
   const start = new Uint32Array(n + 1);
   for (let i = 0; i < n; i++) start[i + 1] = start[i] + counts[i];
   const total = start[n];
@@ -72,10 +73,12 @@ class HeadWeights {
    * @param {ReturnType<typeof unpackRows>} strong
    */
   constructor(trace, layer, name, strong) {
-    this.n = trace.n;
+    this.rows = trace.texts[layer.queries].n;
+    this.columns = trace.texts[layer.keys].n;
     this.causal = layer.causal;
     this.floor = trace.threshold;
     this.exact = source.live;
+    this.part = trace.part;
     this.name = name;
     this.strong = strong;
     this.d = this.scale = 0;
@@ -138,24 +141,24 @@ class HeadWeights {
   row(i) {
     const known = this.lines.get("row" + i);
     if (known) return known;
-    const out = new Float32Array(this.n),
+    const out = new Float32Array(this.columns),
       { start, keys, values } = this.strong;
     if (this.q)
-      for (let j = 0, end = this.causal ? i + 1 : this.n; j < end; j++) out[j] = this.computed(i, j);
+      for (let j = 0, end = this.causal ? i + 1 : this.columns; j < end; j++) out[j] = this.computed(i, j);
     else for (let p = start[i]; p < start[i + 1]; p++) out[keys[p]] = VALUE[values[p]];
     return out;
   }
   column(j) {
     const known = this.lines.get("column" + j);
     if (known) return known;
-    const out = new Float32Array(this.n);
-    for (let i = this.causal ? j : 0; i < this.n; i++) out[i] = this.at(i, j);
+    const out = new Float32Array(this.rows);
+    for (let i = this.causal ? j : 0; i < this.rows; i++) out[i] = this.at(i, j);
     return out;
   }
   // Every stored weight: visit(query, key, weight).
   each(visit) {
     const { start, keys, values } = this.strong;
-    for (let i = 0; i < this.n; i++)
+    for (let i = 0; i < this.rows; i++)
       for (let p = start[i]; p < start[i + 1]; p++) visit(i, keys[p], VALUE[values[p]]);
   }
   // What `row` and `column` are about to be asked for. Null where they know it already.
@@ -166,16 +169,15 @@ class HeadWeights {
     return missing.length ? Promise.all(missing.map((line) => this.fetch(line))).then(() => {}) : null;
   }
   async fetch([kind, i, what]) {
-    const line = floats(await source.part(`${kind}.${this.name}`, { [what]: i }));
+    const line = floats(await this.part(`${kind}.${this.name}`, { [what]: i }));
     this.lines.set(kind + i, line);
-    while (this.lines.size * 4 * this.n > ROWS && this.lines.size > 4)
+    while (this.lines.size * 4 * Math.max(this.rows, this.columns) > ROWS && this.lines.size > 4)
       this.lines.delete(this.lines.keys().next().value || "");
   }
   // The largest weight under each pixel: `side` × `side` weights of these queries and keys.
   picture(i0, i1, j0, j1, side, signal) {
     if (source.live && !(this.q && side === 1))
-      return source
-        .part(`tile.${this.name}`, { rows: `${i0}-${i1}`, keys: `${j0}-${j1}`, side, of: "max" }, signal)
+      return this.part(`tile.${this.name}`, { rows: `${i0}-${i1}`, keys: `${j0}-${j1}`, side, of: "max" }, signal)
         .then(floats);
     return this.q && side === 1 ? this.cells(i0, i1, j0, j1) : this.pooled(i0, i1, j0, j1, side);
   }
@@ -201,19 +203,19 @@ class HeadWeights {
 }
 
 export class Trace {
-  constructor(facts) {
-    Object.assign(this, facts);
-    this.tokens = facts.tokens;
+  /** @param {any} facts @param {string} prefix of the names of its parts */
+  constructor(facts, prefix = "") {
+    Object.assign(this, facts, { prefix });
+    /** @type {import("./types").Source["part"]} */
+    this.part = (name, query, signal) => source.part(prefix + name, query, signal);
+    this.texts = facts.texts.map((text) => ({ ...text, n: text.tokens.length }));
     this.layers = facts.layers;
-    this.thumb = facts.thumb;
-    this.keyWidth = facts.keyWidth;
     this.reading = facts.reading || 0; // layers that a live page has still to hear of
     this.heard = 0;
-    this.n = facts.tokens.length;
+    this.n = Math.max(...this.texts.map((text) => text.n));
     this.heads = facts.heads.map((told) => headOf(told, facts.scores));
     this.byName = new Map(this.heads.map((head) => [head.layer + "." + head.head, head]));
     this.byLayer = new Map(facts.layers.map((layer) => [layer.layer, layer]));
-    this.width = Math.max(...facts.layers.map((layer) => layer.heads));
     /** @type {Map<string, HeadWeights>} */
     this.open = new Map(); // the latest last
     /** @type {Map<string, Promise<HeadWeights>>} */
@@ -229,24 +231,25 @@ export class Trace {
     this.coming.clear();
   }
   async readThumbs() {
-    const raw = (await source.part("thumbs")) || new Uint8Array(0);
+    const raw = (await this.part("thumbs")) || new Uint8Array(0);
     let at = 0;
     for (const layer of this.layers) at = this.setThumbs(layer, raw, at);
     if (at !== raw.length) throw damaged("Its thumbnails do not fit its heads");
   }
   setThumbs(layer, raw, at) {
-    const size = this.thumb[0] * this.thumb[1];
+    const size = layer.thumb[0] * layer.thumb[1];
     for (let h = 0; h < layer.heads; h++, at += size)
       this.find(layer.layer, h).thumb = raw.subarray(at, at + size);
     return at;
   }
   // What has become known of heads that were not read yet. Whether there was anything new.
   async hear() {
-    const raw = await source.part("heads", { have: this.heard });
+    const raw = await this.part("heads", { have: this.heard });
     const { reading, news, failed } = JSON.parse(new TextDecoder().decode(raw || undefined));
     if (failed) throw new Fault("The heads of this model cannot be read", failed);
     this.reading = reading;
     this.heard += news.length;
+    this.scores = [...new Set([...this.scores, ...news.flatMap((one) => one.scores)])];
     for (const { layer, scores, heads, thumbs } of news) {
       Object.assign(this.byLayer.get(layer.layer), layer);
       for (const told of heads) Object.assign(this.find(told[0], told[1]), headOf(told, scores));
@@ -282,9 +285,10 @@ export class Trace {
     }
   }
   async strong(name) {
-    const raw = await source.part("w." + name);
+    const raw = await this.part("w." + name);
     if (!raw) throw damaged(`The weights of layer ${name.replace(".", ", head ")} are missing`);
-    return unpackRows(raw, this.n, this.keyWidth);
+    const { queries, keys } = this.byLayer.get(Number(name.split(".")[0]));
+    return unpackRows(raw, this.texts[queries].n, this.texts[keys].n);
   }
   async decode(layer, head, name) {
     const own = this.byLayer.get(layer),
@@ -292,22 +296,22 @@ export class Trace {
     const group = Math.floor(head / (heads / groups));
     const [strong, query, shared] = await Promise.all([
       this.strong(name),
-      d ? source.part("q." + name) : null,
-      d ? source.part(`kv.${layer}.${group}`) : null,
+      d ? this.part("q." + name) : null,
+      d ? this.part(`kv.${layer}.${group}`) : null,
     ]);
     const weights = new HeadWeights(/** @type {any} */ (this), own, name, strong);
     if (!query || !shared) return weights;
     const mine = joined(query, 0, query.length / 4, 4, Float32Array);
     const theirs = joined(shared, 0, shared.length / 4, 4, Float32Array);
-    const size = this.n * d;
+    const [queries, keys] = [weights.rows * d, weights.columns * d];
     return weights.setVectors({
       d,
       scale,
-      q: mine.subarray(0, size),
-      lse: finite(mine.subarray(size)),
-      k: theirs.subarray(0, size),
-      v: theirs.subarray(size),
-      terms: source.live ? null : await source.part("p." + name),
+      q: mine.subarray(0, queries),
+      lse: finite(mine.subarray(queries)),
+      k: theirs.subarray(0, keys),
+      v: theirs.subarray(keys),
+      terms: source.live ? null : await this.part("p." + name),
     });
   }
 }

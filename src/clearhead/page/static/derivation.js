@@ -1,6 +1,6 @@
 // Why one weight is what it is: from the layer's input to its output, in numbers that a pocket calculator confirms.
 import { $, $$, clamp, el, percent, shown, soon } from "./util.js";
-import { keyOf, layerOf, on, queryOf, view } from "./state.js";
+import { keyOf, keyText, layerOf, on, queryOf, view } from "./state.js";
 import { naming } from "./chips.js";
 import { addingUp, decimal, signed } from "./maths.js";
 import { decimalsFor, exponentials, numbersOf, WRITTEN_OUT } from "./numbers.js";
@@ -141,7 +141,7 @@ function narrow(numbers, terms, places, heads) {
 }
 
 // The key among its neighbours, where the text is too long to see it.
-/** @param {import("./types").Trace} trace @param {number} key */
+/** @param {import("./types").Text} text @param {number} key */
 function contextOf({ tokens, n }, key) {
   if (n <= IN_CONTEXT) return [];
   const words = (from, to) => tokens.slice(Math.max(0, from), to).join("").replace(/\s+/g, " ");
@@ -181,7 +181,7 @@ function drawDerivation() {
   const share = percent(drawn.weight);
   $("#question").append("Why does ", naming(query, "query"), ` give ${share} of its attention to `);
   $("#question").append(naming(key, "key"), "?");
-  $("#context").append(...contextOf(trace, key));
+  $("#context").append(...contextOf(keyText(), key));
   const { heads } = layerOf(head.layer),
     draw = kind === "wide" ? wide : narrow;
   const places = decimalsFor(drawn);

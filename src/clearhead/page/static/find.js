@@ -1,22 +1,23 @@
 // Find words in the text: every Enter goes to the next place, with shift to the one before.
 import { $, inputOf } from "./util.js";
-import { say, view } from "./state.js";
+import { leadText, say, view } from "./state.js";
 import { selectToken } from "./actions.js";
 
-/** @type {{ words: string, starts: number[] } | null} */
+/** @type {{ of: import("./types").Text, words: string, starts: number[] } | null} */
 let text = null; // the whole text in small letters, and where each token begins in it
 
 function wholeText() {
-  if (text) return text;
+  const of = leadText();
+  if (text?.of === of) return text;
   const starts = [];
   let at = 0;
-  const parts = view.trace.tokens.map((token) => {
+  const parts = of.tokens.map((token) => {
     starts.push(at);
     const small = token.toLowerCase();
     at += small.length;
     return small;
   });
-  return (text = { words: parts.join(""), starts });
+  return (text = { of, words: parts.join(""), starts });
 }
 
 // The token in which a character stands.

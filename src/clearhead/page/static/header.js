@@ -1,8 +1,8 @@
 // The header: what was run, and what is kept of it against the dense matrices.
-import { $, bytes, clamp, el, grouped } from "./util.js";
+import { $, bytes, clamp, el, grouped, plural } from "./util.js";
 import { source } from "./source.js";
 import { view } from "./state.js";
-import { pageChoices } from "./pages.js";
+import { drawPages } from "./pages.js";
 
 const LIVE = "Python computes what this page asks for: every weight is exact.";
 const fact = (hide, ...parts) => el("span", { class: hide }, ...parts);
@@ -26,20 +26,28 @@ function memory(trace) {
   return el("span", { class: "memory num", title }, bars, words);
 }
 
+// How many tokens, or patches; of each text, where there are two.
+/** @param {import("./types").Trace} trace */
+const counted = ({ texts }) =>
+  texts.flatMap(({ n, name, image }, i) => [
+    (i ? " + " : "") + (name ? name + " " : ""),
+    el("b", {}, image ? `${image.rows} × ${image.columns}` : grouped(n)),
+    i < texts.length - 1 ? "" : image ? " patches" : n === 1 ? " token" : " tokens",
+  ]);
+
 export function drawHeader() {
   const { trace } = view;
   document.title = `clearhead: ${trace.name}`;
   const parts = [
     el("b", {}, trace.name),
-    fact("num not-small", el("b", {}, grouped(trace.n)), trace.n === 1 ? " token" : " tokens"),
-    fact(
-      "num not-medium",
-      `${trace.layers.length} ${trace.layers.length === 1 ? "layer" : "layers"} × ${trace.width} heads`,
-    ),
-    trace.causal ? "" : fact("not-medium", "reads both ways"),
+    fact("num not-small", ...counted(trace)),
+    fact("num not-medium", `${plural(trace.layers.length, "layer")} × ${plural(Math.max(...trace.layers.map((l) => l.heads)), "head")}`),
+    trace.texts.length > 1 || trace.layers.every((layer) => layer.causal)
+      ? ""
+      : fact("not-medium", "reads both ways"),
     memory(trace),
     source.live ? el("span", { class: "mute", title: LIVE }, "live") : "",
-    ...pageChoices(trace),
   ];
   $("#facts").replaceChildren(...parts);
+  drawPages();
 }

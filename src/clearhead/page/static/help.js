@@ -1,7 +1,7 @@
 // Help: how to move, what the words mean, what this file holds.
 import { $, el } from "./util.js";
-import { glyph, ROLES } from "./roles.js";
-import { view } from "./state.js";
+import { glyph, kindOf, meaning, rolesOf } from "./roles.js";
+import { keyText, queryText, view } from "./state.js";
 
 const KEYS = {
   Move: [
@@ -52,8 +52,9 @@ const part = (title, ...content) => el("div", { class: "wide" }, el("h3", {}, ti
 
 export function openHelp() {
   const dialog = /** @type {HTMLDialogElement} */ ($("#help"));
-  const roles = Object.entries(ROLES).map(([role, words]) =>
-    el("div", {}, glyph(role, 16), el("b", {}, role), el("span", {}, words)),
+  const kind = kindOf(queryText(), keyText());
+  const roles = rolesOf(kind).map((role) =>
+    el("div", {}, glyph(role, 16), el("b", {}, role), el("span", {}, meaning(kind, role))),
   );
   const single = el("input", { type: "checkbox", id: "single-keys" });
   single.checked = view.singleKeys;

@@ -33,7 +33,8 @@ function kernelBehind(port) {
       waiting.push({ name, query: Object.fromEntries(new URLSearchParams(query)), signal, done, fail });
       askMore();
     });
-  const facts = async () => checked(JSON.parse(new TextDecoder().decode((await part("facts")) || undefined)));
+  const facts = async (page = "") =>
+    checked(JSON.parse(new TextDecoder().decode((await part(page + "facts")) || undefined)));
   return { live: true, facts, part };
 }
 

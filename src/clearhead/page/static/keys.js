@@ -13,7 +13,7 @@ import {
   setTab,
   setWide,
 } from "./actions.js";
-import { focusAtlas } from "./atlas.js";
+import { focusAtlas, selectSide } from "./atlas.js";
 import { focusTable } from "./tables.js";
 import { openHelp } from "./help.js";
 import { zoomCells, zoomIn, zoomOut, zoomWhole } from "./zoom.js";
@@ -70,7 +70,7 @@ const SHORTCUTS = {
 
 function shortcut(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys || !view.weights) return;
-  if (under(event, "input[type=search], dialog")) return;
+  if (under(event, "input[type=search], #pages, dialog")) return;
   const action = SHORTCUTS[event.key];
   if (!action) return;
   event.preventDefault();
@@ -79,8 +79,7 @@ function shortcut(event) {
 
 // A group of buttons of which one is on: click, or arrows while it has the focus.
 function choice(id, change) {
-  const box = $(id),
-    buttons = $$(id + " button");
+  const box = $(id);
   box.addEventListener("click", (event) => {
     const button = under(event, "button");
     if (button) change(button.dataset.v);
@@ -90,6 +89,7 @@ function choice(id, change) {
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
+    const buttons = $$(id + " button");
     const next =
       buttons[
         (buttons.findIndex((one) => one === document.activeElement) + step + buttons.length) % buttons.length
@@ -126,6 +126,7 @@ export function startKeys() {
   choice("#mode", setMode);
   choice("#scale", (scale) => setLook({ scale }));
   choice("#tabs", setTab);
+  choice("#sides", selectSide);
   $("#lines").addEventListener("change", () => setLook({ lines: inputOf("#lines").checked }));
   $("#fade").addEventListener("change", () => setLook({ fade: inputOf("#fade").checked }));
   $("#before").addEventListener("click", () => nextHead(-1));

@@ -1,6 +1,6 @@
 // Sizes of the columns (PAGE, 'Layout'); everything else is left to CSS.
 import { clamp } from "./util.js";
-import { view } from "./state.js";
+import { layersShown, view } from "./state.js";
 
 export const sizes = { cell: 20, row: 20, group: 0, small: false };
 export const GUTTER = 22;
@@ -38,14 +38,12 @@ function lowerHeight(height, medium) {
 }
 
 function atlasWidth(width, height, head, small) {
-  const { trace } = view;
-  const rows = trace.layers.length,
-    columns = trace.width;
-  sizes.group =
-    trace.kvHeads && columns % trace.kvHeads === 0 && columns > trace.kvHeads && trace.kvHeads > 1
-      ? columns / trace.kvHeads
-      : 0;
-  const gaps = sizes.group ? (trace.kvHeads - 1) * 4 : 0;
+  const layers = layersShown(),
+    rows = layers.length,
+    columns = Math.max(...layers.map(({ heads }) => heads)),
+    { groups } = layers.find(({ heads }) => heads === columns) || layers[0];
+  sizes.group = columns % groups === 0 && columns > groups && groups > 1 ? columns / groups : 0;
+  const gaps = sizes.group ? (groups - 1) * 4 : 0;
   const pad = small ? 20 : 30;
   const room = height - head - (height < 700 ? 70 : columns > 20 ? 122 : 170) - 14;
   const row = clamp(Math.floor((2 * room) / rows) / 2, 9, small ? 20 : 26);

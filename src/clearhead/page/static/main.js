@@ -3,13 +3,13 @@ import { $, el } from "./util.js";
 import { drawRamp, setTheme } from "./colour.js";
 import { Fault, source } from "./source.js";
 import { Trace } from "./data.js";
-import { emit, keyOf, layerOf, on, queryOf, readHash, view } from "./state.js";
+import { emit, keyOf, layerOf, leadText, on, pageAsked, queryOf, queryText, readHash, view } from "./state.js";
 import { darkHere, startKernel } from "./kernel.js";
 import { headAskedFor, selectHead } from "./actions.js";
+import { beginWith, followOther, listen, renewPages, showPage } from "./pages.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
 import { drawHeader } from "./header.js";
-import { followOther } from "./pages.js";
 import { startAtlas } from "./atlas.js";
 import { startChips } from "./chips.js";
 import { startSheet } from "./sheet.js";
@@ -31,7 +31,9 @@ function walked() {
 function drawHeadline() {
   const { head, trace } = view,
     known = head.role != null; // a live page reads its heads one layer after another
-  $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}`;
+  const { side } = layerOf(head.layer);
+  $("#head-title").textContent = `Layer ${head.layer} · head ${head.head}${side && ` · ${side}`}`;
+  $("#mode [data-v=text]").textContent = queryText().image ? "Image" : "Text";
   $("#badge").replaceChildren(...(known ? [glyph(roleName(head.role), 16), head.role] : []));
   $("#why").textContent = known ? sentence(trace, layerOf(head.layer), head) : "This head is being read.";
   for (const [id, sign, words] of [
@@ -77,7 +79,9 @@ function follow(system) {
     (event) => view.theme === "auto" && (switchTheme(darkHere(event.matches)), (view.theme = "auto")),
   );
   addEventListener("hashchange", () => {
-    const asked = readHash();
+    const wanted = pageAsked(),
+      asked = readHash();
+    if (wanted != null && wanted !== view.trace.page) return showPage(wanted, asked);
     selectHead(asked.head || view.head, { ...asked, first: true }).then(() => emit("layout"));
   });
   let waiting = 0;
@@ -91,13 +95,15 @@ async function start() {
   view.trace = /** @type {any} */ (new Trace(await source.facts()));
   const system = matchMedia("(prefers-color-scheme: dark)");
   setTheme(darkHere(system.matches));
-  const at = readHash();
+  const wanted = pageAsked(),
+    at = readHash();
   view.head = at.head || view.trace.find(...view.trace.opening);
-  view.token = at.query ?? at.key ?? view.trace.n - 1;
+  view.token = at.query ?? at.key ?? leadText().n - 1;
   if (source.live) view.trace.weights(view.head); // on its way while the page lays itself out
   document.body.className = "reading";
   $("main").inert = true;
   drawHeader();
+  on("trace", () => (forgetTiles(), drawHeader(), emit("layout")));
   on("layout", layOut); // first: the panes measure themselves in it
   startPanes();
   emit("layout");
@@ -109,23 +115,17 @@ async function start() {
   $("main").inert = false;
   emit("layout"); // the sentence about the head takes a line or two
   follow(system);
+  beginWith(view.trace);
+  if (wanted != null) await showPage(wanted, at);
   document.body.dataset.ready = "1";
   followOther();
   ready();
-  listen();
-}
-
-// A live page hears of the heads as they are read, one layer after another.
-async function listen() {
-  while (view.trace.reading) {
-    await new Promise((done) => setTimeout(done, 400));
-    if (await view.trace.hear()) emit("heads");
-  }
+  listen(view.trace);
 }
 
 // The same view with the numbers of another source, which are exact or only those of a file.
 async function renew() {
-  view.trace.renew(await source.facts());
+  await renewPages();
   forgetTiles();
   drawHeader();
   await selectHead(headAskedFor(), { query: queryOf(), key: keyOf(), first: true });

@@ -1,7 +1,7 @@
 // Matrix of the chosen head: tiles of its picture, cross-hair and numbers over them.
 import { $, canvasOf, clamp, percent, sized } from "./util.js";
 import { colour, ink, theme, tone } from "./colour.js";
-import { faded, keyOf, on, queryOf, view } from "./state.js";
+import { faded, keyOf, keyText, on, queryOf, queryText, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
 import { across, down, frame, keepInSight, MARGIN, measure, port, span } from "./port.js";
@@ -75,7 +75,7 @@ function paintFrame(context, right, bottom) {
   if (!view.weights.causal || port.size >= 13) return;
   clipped(context, right, bottom, () => {
     context.beginPath();
-    (context.moveTo(across(0), down(0)), context.lineTo(across(view.trace.n), down(view.trace.n)));
+    (context.moveTo(across(0), down(0)), context.lineTo(across(keyText().n), down(queryText().n)));
     context.stroke();
   });
 }
@@ -132,8 +132,8 @@ function paint() {
   const canvas = canvasOf("#canvas"),
     context = sized(canvas, width, height),
     cells = span();
-  const right = Math.min(width - MARGIN.right, across(view.trace.n)),
-    bottom = Math.min(height - MARGIN.bottom, down(view.trace.n));
+  const right = Math.min(width - MARGIN.right, across(keyText().n)),
+    bottom = Math.min(height - MARGIN.bottom, down(queryText().n));
   Object.assign(canvas.dataset, { left: MARGIN.left, top: MARGIN.top, cell: port.size, x: port.x, y: port.y });
   context.fillStyle = colour("paper");
   context.fillRect(0, 0, width, height);
@@ -177,21 +177,21 @@ function cellAt(event) {
   const [left, top] = [event.clientX - box.left, event.clientY - box.top];
   const i = Math.floor(port.y + (top - MARGIN.top) / port.size),
     j = Math.floor(port.x + (left - MARGIN.left) / port.size);
-  const { n } = view.trace;
-  return top >= MARGIN.top && left >= MARGIN.left && i < n && j < n ? /** @type {[number, number]} */ ([i, j]) : null;
+  const within = i < queryText().n && j < keyText().n;
+  return top >= MARGIN.top && left >= MARGIN.left && within ? /** @type {[number, number]} */ ([i, j]) : null;
 }
 
 function matrixKey(event) {
   const step = Math.max(1, Math.round(1 / port.size)),
-    { n, causal } = view.weights;
+    { rows, columns, causal } = view.weights;
   const move = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] }[
     event.key
   ];
   if (!move) return;
   event.preventDefault();
   event.stopPropagation();
-  const query = clamp(queryOf() + move[0], 0, n - 1);
-  selectPair(query, clamp(keyOf() + move[1], 0, causal ? query : n - 1));
+  const query = clamp(queryOf() + move[0], 0, rows - 1);
+  selectPair(query, clamp(keyOf() + move[1], 0, causal ? query : columns - 1));
 }
 
 export function startMatrix() {
@@ -205,7 +205,12 @@ export function startMatrix() {
     if (cell) selectPair(cell[0], cell[1]);
   });
   onArrival(plan);
-  on("layout", measure);
+  let shape = "";
+  on("layout head", (change) => {
+    const now = [queryText().n, keyText().n].join();
+    if (now !== shape && shape) view.zoom = null; // of another matrix
+    if (now !== shape || change === "layout") (shape = now), measure();
+  });
   on("pair hover", () => (plan(), tellPair()));
   on("pair", () => keepInSight(queryOf(), keyOf()));
   on("look theme heads zoom", plan);

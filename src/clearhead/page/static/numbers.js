@@ -8,9 +8,9 @@ const WHOLE_ROW = 8, // keys of a row that are all shown
 
 /** @param {import("./types").Weights} weights @param {number} query @param {number} key @returns {import("./types").Numbers} */
 export function numbersOf(weights, query, key) {
-  const { d, q, k, v, scale, causal, n } = weights,
-    dv = v.length / n,
-    seen = causal ? query + 1 : n;
+  const { d, q, k, v, scale, causal, columns } = weights,
+    dv = v.length / columns,
+    seen = causal ? query + 1 : columns;
   /** @type {[number, number][]} */
   const pairs = Array.from({ length: d }, (_, x) => [q[query * d + x], k[key * d + x]]);
   const scores = new Float64Array(seen),

@@ -1,31 +1,126 @@
-// The other pages of the same server: another text or model, in place of this one or beside it. Two that stand side by
-// side show the same head.
-import { $, el } from "./util.js";
-import { on, view } from "./state.js";
+// Several pages in one: texts, models, items of a batch, steps of a training run. One is shown at a time; of a server
+// two stand side by side, each in a frame of its own, and show the same head.
+import { $, el, grouped } from "./util.js";
+import { Trace } from "./data.js";
+import { source } from "./source.js";
+import { emit, keyOf, on, queryOf, view } from "./state.js";
 import { selectHead } from "./actions.js";
+
+/** @type {Map<number, Promise<import("./types").Trace>>} */
+const read = new Map(); // with their thumbnails
+/** @type {number | null} */
+let first = null, // whose parts have no number before them
+  asked = 0; // the latest: an earlier one that comes later does not win
+
+// The page with which this one began.
+/** @param {import("./types").Trace} trace */
+export function beginWith(trace) {
+  first = asked = trace.page ?? 0;
+  read.set(first, Promise.resolve(trace));
+}
+
+/** @param {number} n */
+async function readPage(n) {
+  const prefix = n === first ? "" : n + ".",
+    trace = /** @type {import("./types").Trace} */ (/** @type {any} */ (new Trace(await source.facts(prefix), prefix)));
+  await trace.readThumbs();
+  return trace;
+}
+
+// The same pages with the numbers of another source.
+export async function renewPages() {
+  for (const trace of await Promise.all(read.values())) trace.renew(await source.facts(trace.prefix));
+}
+
+/** @param {import("./types").Trace} a @param {import("./types").Trace} b */
+const sameTexts = (a, b) => a.texts.every((text, i) => text.tokens.join("\n") === b.texts[i]?.tokens.join("\n"));
+
+// The same head, and of the same text the same query and key.
+/** @param {number} n @param {{ query?: number | null, key?: number | null }} at */
+export async function showPage(n, { query, key } = {}) {
+  asked = n;
+  if (!read.has(n)) read.set(n, readPage(n));
+  const trace = /** @type {import("./types").Trace} */ (await read.get(n)),
+    { layer, head } = view.head;
+  if (asked !== n || trace === view.trace) return;
+  const same = sameTexts(trace, view.trace),
+    at = { query: query ?? (same ? queryOf() : null), key: key ?? (same ? keyOf() : null), first: true };
+  await selectHead(trace.find(layer, head) || trace.find(...trace.opening), at, trace);
+  if (trace.reading) listen(trace);
+}
+
+/** @type {Set<import("./types").Trace>} */
+const heard = new Set();
+
+// A live page hears of the heads as they are read, one layer after another.
+/** @param {import("./types").Trace} trace */
+export async function listen(trace) {
+  if (heard.has(trace)) return;
+  heard.add(trace);
+  while (trace.reading) {
+    await new Promise((done) => setTimeout(done, 400));
+    if ((await trace.hear()) && trace === view.trace) emit("heads");
+  }
+}
+
+// --- the control ------------------------------------------------------------------------------------------------
+
+/** @returns {HTMLInputElement | null} */
+const control = () => document.querySelector("#pages");
+
+// A slider where the pages are numbers, else a list. Made once: it is held while it moves.
+/** @param {import("./types").Trace} trace */
+function makeControl({ pages = [], page }) {
+  const stepped = pages.every((title) => typeof title === "number");
+  const choice = stepped
+    ? el("input", { id: "pages", type: "range", min: 0, max: pages.length - 1, value: page, "aria-label": "Step" })
+    : el(
+        "select",
+        { id: "pages", "aria-label": "Another text or model" },
+        ...pages.map((title, n) => el("option", { value: n, selected: n === page }, String(title))),
+      );
+  choice.addEventListener("input", () => showPage(Number(choice.value)));
+  if (!stepped) return [choice];
+  const number = el("b", { class: "num" });
+  const tell = () => {
+    number.textContent = grouped(Number(pages[Number(choice.value)]));
+    choice.setAttribute("aria-valuetext", number.textContent);
+  };
+  for (const event of ["input", "change"]) choice.addEventListener(event, tell);
+  tell();
+  return ["step", choice, number];
+}
+
+// To choose a page, and to see two at once; nothing where there is one page.
+export function drawPages() {
+  const { trace } = view,
+    choice = control();
+  if (trace.pages && !choice) $("#choice").replaceChildren(...makeControl(trace), ...(source.live ? [besideButton()] : []));
+  else if (choice && choice !== document.activeElement) {
+    choice.value = String(trace.page);
+    choice.dispatchEvent(new Event("change")); // its number follows
+  }
+}
+
+// --- two side by side -------------------------------------------------------------------------------------------
 
 const sameHead = () => `h=${view.head.layer}.${view.head.head}`;
 const beside = window.parent !== window;
 
-// To choose one, and to see two at once; none where there is one page.
-/** @param {import("./types").Trace} trace */
-export function pageChoices({ pages, page = 0 }) {
-  if (!pages) return [];
-  const options = pages.map((title, n) => el("option", { value: n, selected: n === page }, title));
-  const choice = el("select", { id: "pages", "aria-label": "Another text or model" }, ...options);
-  choice.addEventListener("change", () => (location.href = `../${choice.value}/#${sameHead()}`));
-  const title = "Two pages side by side, at the same head";
-  const two = el("button", { class: "btn", id: "two-pages", title }, "Side by side");
-  two.addEventListener("click", () => {
-    window.open(beside ? "./#" + sameHead() : `beside?with=${(page + 1) % pages.length}&${sameHead()}`, "_top");
+function besideButton() {
+  const title = "Two pages side by side, at the same head",
+    button = el("button", { class: "btn", id: "two-pages", title }, beside ? "This alone" : "Side by side");
+  button.addEventListener("click", () => {
+    const { pages = [], page = 0 } = view.trace;
+    const two = `../${page}/beside?with=${(page + 1) % pages.length}&${sameHead()}`;
+    window.open(beside ? `../${page}/#${sameHead()}` : two, "_top");
   });
-  if (beside) two.textContent = "This alone";
-  return [choice, two];
+  return button;
 }
 
 // Each tells the other of its head, unless it was the other's choice.
 export function followOther() {
-  if (!beside || !$("#pages")) return;
+  if (!beside || !source.live || !control()) return;
   const channel = new BroadcastChannel("clearhead" + location.pathname.split("/")[1]);
   let told = view.head;
   on("head", () => {

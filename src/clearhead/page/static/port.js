@@ -1,6 +1,6 @@
 // Which part of the matrix is on the canvas: its first query and key, and how many CSS pixels a weight takes.
 import { $, clamp } from "./util.js";
-import { emit, view } from "./state.js";
+import { emit, keyText, queryText, view } from "./state.js";
 
 const LARGEST = 64; // CSS pixels a cell
 export const MARGIN = { left: 62, top: 52, right: 8, bottom: 6 };
@@ -8,6 +8,8 @@ export const port = { x: 0, y: 0, size: 0 };
 export const frame = { width: 0, height: 0 };
 let whole = 0; // the size at which everything fits
 
+// Of the whole matrix: how many queries, how many keys.
+const counts = () => [queryText().n, keyText().n];
 export const across = (j) => MARGIN.left + (j - port.x) * port.size;
 export const down = (i) => MARGIN.top + (i - port.y) * port.size;
 const area = () => [frame.width - MARGIN.left - MARGIN.right, frame.height - MARGIN.top - MARGIN.bottom];
@@ -17,11 +19,13 @@ export const upright = (size = port.size) => size >= 12 && size < 48;
 function wholeSize() {
   const ratio = window.devicePixelRatio || 1,
     small = Math.min(frame.width, frame.height) < 330;
+  const [rows, columns] = counts();
   let size = 0;
   MARGIN.left = small ? 50 : 62;
   for (MARGIN.top of [small ? 46 : 52, 64]) {
     // upright words need more room
-    const free = Math.min(LARGEST, Math.max(40, Math.min(...area())) / view.trace.n),
+    const [width, height] = area(),
+      free = Math.min(LARGEST, Math.max(40, width) / columns, Math.max(40, height) / rows),
       even = Math.floor(free * ratio) / ratio;
     size = even > 0.93 * free ? even : free;
     if (!upright(size)) break;
@@ -41,9 +45,9 @@ export function setPort({ x, y, size }) {
   port.size = clamp(size, whole, Math.max(LARGEST, whole));
   if (port.size > whole) MARGIN.top = upright() ? 64 : 52;
   const [width, height] = area(),
-    { n } = view.trace;
-  port.x = clamp(x, 0, Math.max(0, n - width / port.size));
-  port.y = clamp(y, 0, Math.max(0, n - height / port.size));
+    [rows, columns] = counts();
+  port.x = clamp(x, 0, Math.max(0, columns - width / port.size));
+  port.y = clamp(y, 0, Math.max(0, rows - height / port.size));
   if (port.size <= whole) Object.assign(port, { x: 0, y: 0 });
   view.zoom = port.size > whole ? { ...port } : null;
   emit("zoom");
@@ -80,7 +84,7 @@ export function keepInSight(query, key) {
 // The cells on the canvas: [first, end) of queries and of keys.
 export function span() {
   const [w, h] = area(),
-    { n } = view.trace;
-  const end = (from, room) => Math.min(n, Math.ceil(from + room / port.size));
-  return { i0: Math.floor(port.y), i1: end(port.y, h), j0: Math.floor(port.x), j1: end(port.x, w) };
+    [rows, columns] = counts();
+  const end = (n, from, room) => Math.min(n, Math.ceil(from + room / port.size));
+  return { i0: Math.floor(port.y), i1: end(rows, port.y, h), j0: Math.floor(port.x), j1: end(columns, port.x, w) };
 }

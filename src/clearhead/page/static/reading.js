@@ -1,8 +1,8 @@
 // What a person does in the text: point, press keys, find.
 import { $, percent, plural, shown, under } from "./util.js";
-import { along, view } from "./state.js";
+import { along, keyText, leadKind, leadText, otherKind, otherText, queryText, view } from "./state.js";
 import { hoverToken, moveOther, moveToken, selectOther, selectToken, unpin } from "./actions.js";
-import { spans } from "./flow.js";
+import { flows } from "./flow.js";
 import { startFind } from "./find.js";
 
 // Pinned: the pointer reads one weight, its rank and distance.
@@ -10,7 +10,7 @@ function read(i) {
   const reader = $("#reader");
   if (i == null || !view.pinned) return reader.replaceChildren();
   const [query, key] = view.direction === "from" ? [view.token, i] : [i, view.token],
-    name = `“${shown(view.trace.tokens[i])}” ${i}: `;
+    name = `“${shown(otherText().tokens[i])}” ${i}: `;
   if (!view.weights.sees(query, key))
     return reader.replaceChildren(name + "later than the query, cannot be seen");
   const weights = along(view.token),
@@ -21,12 +21,18 @@ function read(i) {
     weight || view.weights.exact
       ? `${percent(weight, view.weights.exact, 2)}, rank ${rank}`
       : `under ${percent(view.weights.floor)}`;
-  reader.replaceChildren(
-    name + `${said}, ${away ? plural(away, "token") + (key <= query ? " back" : " ahead") : "itself"}`,
-  );
+  const where = away ? plural(away, "token") + (key <= query ? " back" : " ahead") : "itself",
+    { image } = otherText();
+  reader.replaceChildren(name + said + (queryText() !== keyText() || image ? "" : ", " + where));
 }
 
 function lineMove(step) {
+  const { spans, text } = flows[leadKind()],
+    { image } = text;
+  if (image && view.token >= image.first) {
+    const at = view.token + step * image.columns - image.first;
+    return at >= 0 && at < image.rows * image.columns && selectToken(at + image.first);
+  }
   const here = spans[view.token].getBoundingClientRect(),
     middle = here.left + here.width / 2;
   let best = view.token,
@@ -50,7 +56,7 @@ function textKey(event) {
     ArrowUp: () => lineMove(-1),
     ArrowDown: () => lineMove(1),
     Home: () => selectToken(0),
-    End: () => selectToken(view.trace.n - 1),
+    End: () => selectToken(leadText().n - 1),
     Enter: unpin,
     " ": unpin,
   };
@@ -65,20 +71,24 @@ const indexOf = (event) => {
   return span ? Number(span.dataset.i) : null;
 };
 
+// Whether a token belongs to the text in which none leads, in cross-attention.
+const isOther = (event) => queryText() !== keyText() && flows[otherKind()].spans.some((span) => span === under(event, ".t"));
+
 function startPointer(box) {
   let press = 0;
   box.addEventListener("click", (event) => {
     const i = indexOf(event);
     if (i == null) return;
-    if (event.shiftKey || event.altKey) selectOther(i);
+    if (event.shiftKey || event.altKey || isOther(event)) selectOther(i);
     else if (view.pinned && i === view.token) unpin();
     else selectToken(i);
   });
   box.addEventListener("mouseover", (event) => {
     const i = indexOf(event);
     if (i == null) return;
-    if (!view.pinned) hoverToken(i);
-    read(i);
+    const apart = queryText() !== keyText();
+    if (!view.pinned && !isOther(event)) hoverToken(i);
+    read(apart && !isOther(event) ? null : i);
   });
   box.addEventListener("mouseleave", () => (read(null), view.pinned || hoverToken(null)));
   box.addEventListener(

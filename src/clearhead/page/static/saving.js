@@ -1,6 +1,6 @@
 // Take away what is seen: the page as one file, the matrix as a picture, the weights as a table, the view as a link.
 import { $, $$, canvasOf, el, under } from "./util.js";
-import { along, say, view, writeHash } from "./state.js";
+import { along, otherText, say, view, writeHash } from "./state.js";
 
 // The page before anything is drawn on it, without its data: what a saved copy begins with.
 const isPage = (part) => !part.matches("script, meta");
@@ -16,7 +16,7 @@ function wholePage() {
 
 function weightsTable() {
   const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
-  const lines = [...along(view.token)].map((w, i) => `${i},${quoted(view.trace.tokens[i])},${w}`);
+  const lines = [...along(view.token)].map((w, i) => `${i},${quoted(otherText().tokens[i])},${w}`);
   return new Blob([["token,text,weight", ...lines, ""].join("\n")], { type: "text/csv" });
 }
 

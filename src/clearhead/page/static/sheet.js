@@ -1,12 +1,12 @@
 // Contact sheet: every head by role, the strongest first.
 import { $, $$, el, plural, under } from "./util.js";
-import { glyph, roleName, ROLES } from "./roles.js";
-import { on, view } from "./state.js";
+import { glyph, kindOf, meaning, roleName } from "./roles.js";
+import { headsShown, keyText, on, queryText, view } from "./state.js";
 import { selectHead, setSheet } from "./actions.js";
 import { cardOf, focusAtlas, hideCard, thumbnail } from "./atlas.js";
 
 // The order of roles: what is rare and telling comes first, sinks last.
-const ORDER = ["previous", "induction", "duplicate", "self", "local", "broad", "other", "sink"];
+const ORDER = ["aligned", "previous", "induction", "duplicate", "self", "local", "broad", "other", "sink"];
 
 /** @param {import("./types").Head} head */
 const strength = (head) => head.scores[head.role] ?? 0;
@@ -32,7 +32,7 @@ function groupOf(role, heads) {
   return el(
     "section",
     { "aria-label": role },
-    el("div", {}, title, el("p", {}, ROLES[role])),
+    el("div", {}, title, el("p", {}, meaning(kindOf(queryText(), keyText()), role))),
     el("div", { class: "heads" }, ...own.map(cellOf)),
   );
 }
@@ -41,12 +41,12 @@ function drawSheet() {
   if (!view.sheet) return $("#sheet").replaceChildren();
   const groups = ORDER.map((role) => ({
     role,
-    heads: view.trace.heads.filter((head) => roleName(head.role) === role),
+    heads: headsShown().filter((head) => roleName(head.role) === role),
   }));
   const shown = groups.filter(
     ({ role, heads }) => heads.length && (!view.filter.size || view.filter.has(role)),
   );
-  const what = plural(view.trace.heads.length, "head"),
+  const what = plural(headsShown().length, "head"),
     close = el("button", { class: "btn square", "aria-label": "Back", title: "Back (a)" }, "⤢");
   close.addEventListener("click", () => setSheet(false));
   $("#sheet").replaceChildren(

@@ -1,6 +1,7 @@
-// Where numbers come from. Parts have names and are bytes; a file holds them, a live source makes them.
+// Where numbers come from. Parts have names and are bytes; a file holds them, a live source makes them. Those of another
+// of several pages begin with its number and a dot: 2.facts, 2.w.17.5.
 
-export const FORMAT = 1;
+export const FORMAT = 2;
 
 // What keeps the page from showing numbers; said in a sentence, never half shown.
 export class Fault extends Error {
@@ -29,20 +30,20 @@ export function checked(facts) {
       `The numbers are in format ${facts.format}; this page reads format ${FORMAT}. Save it anew with one version of clearhead.`,
       ANEW,
     );
-  if (facts.tokens.length) return facts;
+  if (facts.texts.length && facts.texts[0].tokens.length) return facts;
   throw new Fault("No text has been read yet", "Run the model on a text and every head appears here.", FIRST);
 }
 
 /** @type {import("./types").Source} The parts are script elements of this document. */
 export const file = {
   live: false,
-  async facts() {
+  async facts(page = "") {
     if (typeof DecompressionStream === "undefined")
       throw new Fault(
         "This browser is too old for this page",
         "It cannot unpack the numbers (DecompressionStream is missing). Chrome or Edge 80, Firefox 113, Safari 16.4 or newer can.",
       );
-    const held = document.querySelector("#facts-data");
+    const held = document.querySelector("#facts-data" + page.replace(/(\d+)\./, "-$1"));
     if (!held)
       throw new Fault(
         "There are no numbers in this file",
@@ -56,6 +57,8 @@ export const file = {
       throw new Fault(CUT, "It breaks off in its first part, " + AGAIN, ANEW);
     }
     checked(facts);
+    const pages = document.querySelector("#pages-data");
+    if (pages) Object.assign(facts, { pages: JSON.parse(pages.textContent || ""), page: parseInt(page) || 0 });
     const found = document.querySelectorAll("[data-blob]").length;
     if (!document.querySelector('meta[name="end"]'))
       throw new Fault(
@@ -88,8 +91,8 @@ export const file = {
 /** @type {import("./types").Source} The parts are answers of the server that this page came from. */
 const server = {
   live: true,
-  async facts() {
-    return checked(JSON.parse(new TextDecoder().decode((await server.part("facts")) || undefined)));
+  async facts(page = "") {
+    return checked(JSON.parse(new TextDecoder().decode((await server.part(page + "facts")) || undefined)));
   },
   async part(name, query = {}, signal = undefined) {
     let answer;

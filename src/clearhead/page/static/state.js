@@ -49,12 +49,29 @@ export function along(token) {
 }
 /** @param {number} layer @returns {import("./types").Layer} */
 export const layerOf = (layer) => /** @type {any} */ (view.trace.byLayer.get(layer));
+// The layers of the chosen head's side, of an encoder-decoder model; else all.
+export const layersShown = () => view.trace.layers.filter(({ side }) => side === layerOf(view.head.layer).side);
+export const headsShown = () => {
+  const layers = new Set(layersShown().map(({ layer }) => layer));
+  return view.trace.heads.filter((head) => layers.has(head.layer));
+};
+// What stands for the rows and the columns of the chosen head's map: in cross-attention they are two texts.
+export const queryText = () => view.trace.texts[layerOf(view.head.layer).queries];
+export const keyText = () => view.trace.texts[layerOf(view.head.layer).keys];
+/** @param {"query" | "key"} kind */
+export const textOf = (kind) => (kind === "query" ? queryText() : keyText());
+/** @returns {"query" | "key"} */
+export const leadKind = () => (view.direction === "from" ? "query" : "key");
+/** @returns {"query" | "key"} */
+export const otherKind = () => (view.direction === "from" ? "key" : "query");
+export const leadText = () => textOf(leadKind());
+export const otherText = () => textOf(otherKind());
 /** @param {import("./types").Head} head */
 export const sinksOf = (head) => layerOf(head.layer).sinks;
 export const faded = (j) => view.fade && sinksOf(view.head).includes(j);
 
 // Changes: "head" another head, "pair" another query or key, "hover" the pointer, "look" scale, theme or a
-// switch, "layout" sizes, "filter" roles shown, "zoom" the part of the matrix, "heads" what is known of them.
+// switch, "trace" another text, model or step, "layout" sizes, "filter" roles shown, "zoom" the part of the matrix, "heads" what is known of them.
 /** @type {Record<string, ((change: string) => void)[]>} */
 const listeners = {};
 export function on(changes, listener) {
@@ -78,6 +95,7 @@ export function writeHash() {
     `dir=${view.direction}`,
     `scale=${view.scale}`,
   ];
+  if (view.trace.pages) parts.push("page=" + view.trace.page);
   if (view.mode !== "text") parts.push("mode=" + view.mode);
   if (view.lines) parts.push("lines=1");
   if (view.fade) parts.push("fade=1");
@@ -88,15 +106,19 @@ export function writeHash() {
   history.replaceState(null, "", "#" + parts.join("&"));
 }
 
+// Which of several pages the address asks for.
+export function pageAsked() {
+  const asked = new URLSearchParams(location.hash.slice(1)).get("page");
+  return asked && Number(asked) < (view.trace.pages?.length || 0) ? Number(asked) : null;
+}
+
 export function readHash() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const { trace } = view;
   const one = (name, values) => /** @type {any} */ (values.includes(hash.get(name)) ? hash.get(name) : null);
-  const position = (name) =>
-    /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.n - 1) : null;
   view.direction = one("dir", ["from", "to"]) || "from";
   view.mode = one("mode", ["columns"]) || "text";
-  view.scale = one("scale", ["linear", "root", "log"]) || (trace.n <= 1024 ? "root" : "linear");
+  view.scale = one("scale", ["linear", "root", "log"]) || (trace.n <= 1024 ? "root" : "linear"); // n: the longest text
   view.lines = hash.has("lines");
   view.fade = hash.has("fade");
   view.sheet = hash.has("sheet");
@@ -104,6 +126,10 @@ export function readHash() {
   const [x, y, size] = (hash.get("zoom") || "").split(",").map(Number);
   view.zoom = size > 0 && x >= 0 && y >= 0 ? { x, y, size } : null;
   view.filter = new Set((hash.get("roles") || "").split(".").filter((role) => role in ROLES));
-  const [layer, head] = (hash.get("h") || "").split(".").map(Number);
-  return { head: trace.find(layer, head), query: position("q"), key: position("k") };
+  const [layer, number] = (hash.get("h") || "").split(".").map(Number);
+  const head = trace.find(layer, number),
+    own = layerOf((head || trace.heads[0]).layer);
+  const position = (name, text) =>
+    /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.texts[text].n - 1) : null;
+  return { head, query: position("q", own.queries), key: position("k", own.keys) };
 }

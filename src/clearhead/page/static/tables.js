@@ -1,7 +1,7 @@
 // Beside the derivation: what the query looks at, and what it gets from there. A head whose vectors are not here has
 // its row and its column instead.
 import { $, clamp, el, grouped, percent, shown, soon, under } from "./util.js";
-import { keyOf, on, queryOf, view } from "./state.js";
+import { keyOf, on, queryOf, textOf, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
 import { derived } from "./derivation.js";
@@ -52,12 +52,13 @@ function strongest(weights, count) {
   return best;
 }
 
-function tableLine(i, rank, chosen, ...cells) {
+/** @param {"key" | "query"} word */
+function tableLine(word, i, rank, chosen, ...cells) {
   return el(
     "tr",
     { "data-i": i, tabindex: -1, class: i === chosen ? "on" : "", "aria-current": i === chosen },
     cell(String(rank), "left mute"),
-    cell(shown(view.trace.tokens[i]), "left word"),
+    cell(shown(textOf(word).tokens[i]), "left word"),
     cell(grouped(i), "mute"),
     ...cells,
   );
@@ -68,9 +69,9 @@ function othersLine(count, word, ...cells) {
 }
 
 // Widths of the columns, then their headings.
-/** @param {string[]} widths @param {string} word @param {HTMLElement[]} more */
+/** @param {string[]} widths @param {"key" | "query"} word @param {HTMLElement[]} more */
 function headingOf([first, ...others], word, ...more) {
-  const digits = String(view.trace.n).length,
+  const digits = String(textOf(word).n).length,
     widths = [18 + 6 * digits + "px", first, 24 + 7 * digits + "px", ...others];
   const columns = widths.map((width) => el("col", { style: width && `width:${width}` }));
   const cells = [
@@ -103,6 +104,7 @@ function drawDerived(numbers) {
   const most = lines.reduce((a, [i]) => Math.max(a, weights[i], Math.abs(share(i))), SHORTEST_SCALE);
   const made = lines.map(([i, rank]) =>
     tableLine(
+      "key",
       i,
       rank,
       key,
@@ -158,6 +160,7 @@ function fill(table, word, weights, chosen, among, most, total) {
   const share = (x) => percent(x, view.weights.exact);
   const made = lines.map(([i, rank]) =>
     tableLine(
+      word,
       i,
       rank,
       chosen,
@@ -189,9 +192,9 @@ function drawTables() {
   // One scale for both tables, so that their bars compare, and weights of a few percent stay small.
   const most = [row, column].reduce((a, list) => list.reduce((x, w) => Math.max(x, w), a), SHORTEST_SCALE);
   $("#looks-title").replaceChildren(naming(query, "query"), " looks at");
-  fill($("#looks"), "key", row, key, weights.causal ? query + 1 : weights.n, most, 1);
+  fill($("#looks"), "key", row, key, weights.causal ? query + 1 : weights.columns, most, 1);
   $("#seen-title").replaceChildren(naming(key, "key"), " is looked at by");
-  fill($("#seen"), "query", column, query, weights.causal ? weights.n - key : weights.n, most, null);
+  fill($("#seen"), "query", column, query, weights.causal ? weights.rows - key : weights.rows, most, null);
 }
 
 // What the file leaves out of this head.

@@ -19,9 +19,10 @@ function numbersAt(floats, at, count, width, products, names) {
 }
 
 class TermsOfHead {
-  /** @param {Uint8Array} raw @param {number} n of how many tokens; of one pair alone, 1 */
-  constructor(raw, n) {
-    this.n = n;
+  /** @param {Uint8Array} raw @param {number} queries @param {number} keys how many of each; of one pair alone, 1 */
+  constructor(raw, queries, keys) {
+    this.queries = queries;
+    this.keys = keys;
     const end = raw.indexOf(10),
       { project, output } = JSON.parse(new TextDecoder().decode(raw.subarray(0, end)));
     /** @type {import("./types").ProjectFacts} */
@@ -34,9 +35,13 @@ class TermsOfHead {
     this.starts = {};
     for (const name of this.project.of || []) {
       this.starts[name] = at;
-      at += n * this.project.places[name] * (IN + 3 * this.project.products);
+      at += this.count(name) * this.project.places[name] * (IN + 3 * this.project.products);
     }
     this.starts.out = at;
+  }
+  /** @param {string} name */
+  count(name) {
+    return name === "q" ? this.queries : this.keys;
   }
   /** @param {string} name @param {number} token */
   of(name, token) {
@@ -46,7 +51,7 @@ class TermsOfHead {
     const names = ["place", "product", "partner", "its", "cos", "sin", "bias"];
     return numbersAt(
       this.floats,
-      this.starts[name] + (token % this.n) * size,
+      this.starts[name] + (token % this.count(name)) * size,
       places[name],
       IN,
       products,
@@ -59,7 +64,7 @@ class TermsOfHead {
     if (!places) return [];
     const size = places * (OUT + 3 * products),
       names = ["place", "added", "others", "bias", "total"];
-    return numbersAt(this.floats, this.starts.out + (token % this.n) * size, places, OUT, products, names);
+    return numbersAt(this.floats, this.starts.out + (token % this.queries) * size, places, OUT, products, names);
   }
 }
 
@@ -85,14 +90,14 @@ export function termsOf(weights, query, key, come) {
   const pair = weights.terms ? "all" : `${query}.${key}`,
     held = known.get(weights) || new Map();
   known.set(weights, held);
-  if (weights.terms && !held.has(pair)) held.set(pair, new TermsOfHead(weights.terms, weights.n));
+  if (weights.terms && !held.has(pair)) held.set(pair, new TermsOfHead(weights.terms, weights.rows, weights.columns));
   if (held.has(pair)) return held.get(pair);
   if (!source.live || !weights.q) return none;
   clearTimeout(timer);
   timer = setTimeout(async () => {
     if (held.size > KEPT) held.clear();
-    const raw = await source.part("p." + weights.name, { query, key });
-    held.set(pair, raw ? new TermsOfHead(raw, 1) : none);
+    const raw = await weights.part("p." + weights.name, { query, key });
+    held.set(pair, raw ? new TermsOfHead(raw, 1, 1) : none);
     come();
   }, QUIET);
   return waiting;

@@ -1,17 +1,20 @@
 // Tokens as flowing text, tinted by the weights of the token that leads.
 import { $, el } from "./util.js";
-import { ink, rgb, tint } from "./colour.js";
-import { along, faded, keyOf, on, queryOf, shownToken, view } from "./state.js";
+import { ink, rgb, theme, tone } from "./colour.js";
+import { along, faded, keyOf, leadKind, on, otherKind, otherText, queryOf, shownToken, view } from "./state.js";
 import { sizes } from "./layout.js";
-import { buildFlow, eachBuilt, estimateHeights, fillWindow, scrollToToken, spans } from "./flow.js";
+import { buildFlow, eachBuilt, estimateHeights, fillWindow, flows, scrollToToken } from "./flow.js";
 import { drawRuler, startRuler } from "./ruler.js";
 import { startReading } from "./reading.js";
 
 const TINTED = 0.004,
   LABELLED = 0.03,
-  LABELS = 12;
+  LABELS = 12,
+  PALEST = 120; // of the 256 colours, over an image
 let weightsNow = null,
   tinted = [], // tokens whose weight is tinted, in the order of the text
+  /** @type {HTMLElement[]} */
+  dressed = [], // their elements
   labelled = [],
   seen = [0, Infinity]; // what can be seen from the token that leads
 
@@ -19,6 +22,7 @@ let weightsNow = null,
 function fitText() {
   const box = $("#text");
   if (!box.clientHeight) return;
+  if (box.classList.contains("pictured")) return fitImage(box);
   if (box.classList.contains("long")) return estimateHeights();
   box.scrollTop = 0;
   const most = sizes.small ? 19 : 23;
@@ -30,12 +34,23 @@ function fitText() {
   }
 }
 
+// As large as the pane allows.
+/** @param {HTMLElement} box */
+function fitImage(box) {
+  const { rows, columns } = /** @type {import("./types").Picture} */ (flows.key.text.image),
+    above = $("#text .specials").offsetHeight + 28;
+  box.style.fontSize = "14px";
+  const [width, height] = [box.clientWidth - 24, Math.max(120, box.clientHeight - above)];
+  $("#text .image").style.width = Math.floor(Math.min(width, (height * columns) / rows)) + "px";
+}
+
 // Tokens outside [low, high) cannot be seen from the one that leads.
 /** @param {number} low @param {number} high */
 function muteOutside(low, high) {
-  const [a, b] = seen;
+  const [a, b] = seen,
+    { spans } = flows[otherKind()];
   seen = [low, high];
-  eachBuilt((i) => {
+  eachBuilt(otherKind(), (i) => {
     const was = i >= a && i < b,
       is = i >= low && i < high;
     if (was !== is) spans[i].classList.toggle("unseen", !is);
@@ -45,25 +60,32 @@ function muteOutside(low, high) {
 const floor = () => (view.scale === "log" ? 2e-4 : TINTED);
 /** @param {number} i @param {number} token */
 const isTinted = (i, token) =>
-  weightsNow[i] >= floor() && !(view.direction === "from" && i !== token && faded(i));
+  weightsNow[i] >= floor() && !(view.direction === "from" && (i !== token || flows.query !== flows.key) && faded(i));
 
-function tintToken(i) {
-  const fill = tint(view.scale, weightsNow[i]);
-  spans[i].style.background = rgb(fill);
-  spans[i].style.color = ink(fill);
+// A patch lets the image through, the less the more weight it has; too pale a colour would only whiten it.
+/** @param {HTMLElement} span @param {number} weight */
+function tintToken(span, weight) {
+  const strength = tone(view.scale, weight),
+    patch = span.classList.contains("patch"),
+    fill = theme.weights[patch ? Math.max(strength, PALEST) : strength];
+  span.style.background = patch ? `rgba(${fill.join()},${((0.9 * strength) / 255).toFixed(3)})` : rgb(fill);
+  span.style.color = ink(fill);
 }
 
 /** @param {number} token */
 function paintTints(token) {
-  for (const i of tinted) if (spans[i]) spans[i].style.background = spans[i].style.color = "";
+  for (const span of dressed) span.style.background = span.style.color = "";
+  const { spans } = flows[otherKind()];
   tinted = [...weightsNow.keys()].filter((i) => isTinted(i, token));
-  for (const i of tinted) if (spans[i]) tintToken(i);
+  dressed = tinted.map((i) => spans[i]).filter(Boolean);
+  for (const i of tinted) if (spans[i]) tintToken(spans[i], weightsNow[i]);
 }
 
 // A share under the strongest tokens; the weaker of two that would touch is left out.
 function paintLabels() {
   for (const label of labelled) label.remove();
   labelled = [];
+  const { spans } = flows[otherKind()];
   const strong = [...weightsNow.keys()]
     .filter((i) => weightsNow[i] >= LABELLED)
     .sort((a, b) => weightsNow[b] - weightsNow[a]);
@@ -84,33 +106,36 @@ function markTokens() {
     span.classList.remove("is-query", "is-key");
     span.removeAttribute("aria-selected");
   }
-  const leading = shownToken();
-  if (keyOf() !== queryOf()) spans[keyOf()]?.classList.add("is-key");
-  spans[queryOf()]?.classList.add("is-query");
+  const leading = shownToken(),
+    { spans, id } = flows[leadKind()];
+  if (keyOf() !== queryOf() || flows.query !== flows.key) flows.key.spans[keyOf()]?.classList.add("is-key");
+  flows.query.spans[queryOf()]?.classList.add("is-query");
   spans[leading]?.setAttribute("aria-selected", "true");
-  $("#text").setAttribute("aria-activedescendant", "t" + leading);
+  $("#text").setAttribute("aria-activedescendant", id + leading);
 }
 
 function drawLines() {
   $("#line-layer")?.remove();
-  if (!view.lines || !spans[shownToken()]) return;
+  const from = flows[leadKind()].spans,
+    to = flows[otherKind()].spans;
+  if (!view.lines || !from[shownToken()]) return;
   const box = $("#text"),
     frame = box.getBoundingClientRect(),
     leading = shownToken();
-  const middle = (i) => {
-    const r = spans[i].getBoundingClientRect();
+  const middle = (span) => {
+    const r = span.getBoundingClientRect();
     return [r.left - frame.left + r.width / 2, r.top - frame.top + box.scrollTop];
   };
-  const [x0, y0] = middle(leading);
+  const [x0, y0] = middle(from[leading]);
   const strong = tinted
-    .filter((i) => i !== leading && spans[i] && weightsNow[i] >= 0.02)
+    .filter((i) => (i !== leading || from !== to) && to[i] && weightsNow[i] >= 0.02)
     .sort((a, b) => weightsNow[b] - weightsNow[a])
     .slice(0, 6);
   const layer = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   layer.id = "line-layer";
   layer.setAttribute("aria-hidden", "true");
   for (const i of strong) {
-    const [x1, y1] = middle(i),
+    const [x1, y1] = middle(to[i]),
       high = Math.max(2, Math.min(y0, y1) - 10 - 0.06 * Math.abs(x1 - x0));
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
     path.setAttribute("d", `M${x0} ${y0}C${x0} ${high} ${x1} ${high} ${x1} ${y1}`);
@@ -125,8 +150,8 @@ function paintText() {
   const token = shownToken(),
     from = view.direction === "from";
   weightsNow = along(token);
-  const { causal, n } = view.weights;
-  muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : n);
+  const { causal } = view.weights;
+  muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : otherText().n);
   paintTints(token);
   paintLabels();
   markTokens();
@@ -135,21 +160,32 @@ function paintText() {
 }
 
 // Blocks that came into the window look like the rest.
-function dress(blocks) {
+function dress(flow, blocks) {
   if (!weightsNow) return;
-  for (const { first, end } of blocks)
+  const { spans } = flow;
+  for (const { first, end } of flow === flows[otherKind()] ? blocks : [])
     for (let i = first; i < end; i++) {
       if (i < seen[0] || i >= seen[1]) spans[i].classList.add("unseen");
-      if (isTinted(i, shownToken())) tintToken(i);
+      if (isTinted(i, shownToken())) (tintToken(spans[i], weightsNow[i]), dressed.push(spans[i]));
     }
   paintLabels();
   markTokens();
   drawLines();
 }
 
+// Other texts, where the head has others. Whether it has.
+function rebuild() {
+  const { query, key } = flows;
+  buildFlow(dress);
+  if (query === flows.query && key === flows.key) return false;
+  [weightsNow, tinted, dressed, labelled, seen] = [null, [], [], [], [0, Infinity]];
+  $("#wrote").hidden = flows.query.text.prompt == null;
+  return true;
+}
+
 export function startText() {
   const box = $("#text");
-  buildFlow(dress);
+  rebuild();
   startRuler();
   startReading(box);
   let waiting = false;
@@ -163,8 +199,9 @@ export function startText() {
   on("layout", () => {
     fitText();
     fillWindow();
-    if (view.weights) (scrollToToken(view.token), paintText());
+    if (view.weights) (scrollToToken(leadKind(), view.token), paintText());
   });
-  on("pair", () => (scrollToToken(view.token), paintText()));
+  on("head", () => rebuild() && (fitText(), fillWindow()));
+  on("pair", () => (scrollToToken(leadKind(), view.token), paintText()));
   on("hover look theme", paintText);
 }

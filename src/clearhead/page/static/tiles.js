@@ -39,12 +39,12 @@ function widthFor(side) {
 
 // The tiles over a part of the matrix, coarser ones first, and how many of this side are missing.
 export function tilesOver({ i0, i1, j0, j1 }, side) {
-  const { n, causal } = view.weights,
+  const { columns, causal } = view.weights,
     step = widthFor(side) * side,
     own = [];
   for (let i = Math.floor(i0 / step) * step; i < i1; i += step) {
     for (let j = Math.floor(j0 / step) * step; j < j1; j += step) {
-      if (causal && j > Math.min(n, i + step) - 1) continue;
+      if (causal && j > Math.min(columns, i + step) - 1) continue;
       own.push(tileAt(i, j, step, side));
     }
   }
@@ -60,10 +60,9 @@ export function tilesOver({ i0, i1, j0, j1 }, side) {
 }
 
 function tileAt(i0, j0, step, side) {
-  const { n } = view.weights,
-    { weights } = view,
+  const { weights } = view,
     key = [view.head.layer, view.head.head, side, step, i0, j0].join();
-  const [i1, j1] = [Math.min(n, i0 + step), Math.min(n, j0 + step)];
+  const [i1, j1] = [Math.min(weights.rows, i0 + step), Math.min(weights.columns, j0 + step)];
   const tile = tiles.get(key) || {
     ...{ key, weights, side, i0, i1, j0, j1, values: null, failed: false, look: "", canvas: null },
     width: Math.ceil((j1 - j0) / side),

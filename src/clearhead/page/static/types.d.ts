@@ -11,25 +11,45 @@ export interface Head {
   thumb?: Uint8Array;
 }
 
+// What the rows or the columns of a map stand for.
+export interface Text {
+  tokens: string[];
+  n: number;
+  name: string; // "source" or "target" of an encoder-decoder model, else empty
+  prompt?: number; // tokens from here on are the model's own
+  image?: Picture;
+}
+
+// An image that is read in patches, row by row; of the tokens, the first patch is number `first`.
+export interface Picture {
+  uri: string;
+  rows: number;
+  columns: number;
+  first: number;
+}
+
+export type Side = "" | "encoder" | "decoder" | "cross";
+
 export interface Layer {
   layer: number;
   heads: number;
   causal: boolean;
   sinks: number[];
+  side: Side; // of an encoder-decoder model
+  queries: number; // which of the texts
+  keys: number;
+  thumb: [number, number];
+  groups: number; // key heads
   d?: number; // these where the weights follow from q and k
   scale?: number;
-  groups?: number;
 }
 
 export interface Trace {
   name: string;
-  tokens: string[];
-  n: number;
-  causal: boolean;
-  kvHeads: number;
+  texts: Text[];
+  n: number; // tokens of the longest
   nbytes: number;
   denseNbytes: number;
-  thumb: [number, number];
   layers: Layer[];
   heads: Head[];
   scores: string[];
@@ -37,15 +57,16 @@ export interface Trace {
   threshold: number;
   notes: string[];
   exact: number;
-  width: number;
   byName: Map<string, Head>;
   byLayer: Map<number, Layer>;
   find(layer: number, head: number): Head;
   readThumbs(): Promise<void>;
   renew(facts: any): void;
   weights(head: Head): Promise<Weights>;
-  pages?: string[]; // of one server, with the number of this one among them
+  pages?: (string | number)[]; // what they are called, with the number of this one among them
   page?: number;
+  prefix: string; // of the names of its parts
+  part: Source["part"];
   reading: number; // layers of a live page that are not read yet
   hear(): Promise<boolean>;
 }
@@ -53,14 +74,15 @@ export interface Trace {
 // Where parts come from: a file, a server, a notebook's kernel. Null where there is no part of that name.
 export interface Source {
   live: boolean;
-  facts(): Promise<any>;
+  facts(page?: string): Promise<any>;
   part(name: string, query?: Record<string, any>, signal?: AbortSignal): Promise<Uint8Array | null>;
 }
 
 // Everything a pane may ask about one head.
 export interface Weights {
   name: string; // layer.head
-  n: number;
+  rows: number;
+  columns: number;
   causal: boolean;
   floor: number;
   exact: boolean;
@@ -85,6 +107,7 @@ export interface Weights {
   v: Float32Array;
   lse: Float32Array;
   terms: Uint8Array | null;
+  part: Source["part"];
 }
 
 export type Direction = "from" | "to";

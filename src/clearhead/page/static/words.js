@@ -24,15 +24,15 @@ function visible(token) {
   return shown(token.replace(/^ /, ""));
 }
 
-/** @param {string} token @param {number} i @param {string} previous */
-export function spanOf(token, i, previous) {
+/** @param {string} token @param {number} i @param {string} previous @param {string} id */
+export function spanOf(token, i, previous, id) {
   const names = ["t"];
   if (token === CONTINUED && i > 0) {
     const words = "continues the character before";
     return el("span", {
       class: "t continued",
       role: "option",
-      id: "t" + i,
+      id: id + i,
       "data-i": i,
       title: words,
       "aria-label": words,
@@ -45,14 +45,14 @@ export function spanOf(token, i, previous) {
   const dir = RIGHT_TO_LEFT.test(token) ? "rtl" : null;
   return el(
     "span",
-    { class: names.join(" "), role: "option", id: "t" + i, "data-i": i, dir },
+    { class: names.join(" "), role: "option", id: id + i, "data-i": i, dir },
     visible(token),
   );
 }
 
 // The tokens [first, end) as one block; `spans` gets one element a token.
-/** @param {string[]} tokens @param {number} first @param {number} end @param {HTMLElement[]} spans */
-export function blockOf(tokens, first, end, spans) {
+/** @param {import("./types").Text} text @param {string} id @param {number} first @param {number} end @param {HTMLElement[]} spans */
+export function blockOf({ tokens, prompt = Infinity }, id, first, end, spans) {
   const dir = RIGHT_TO_LEFT.test(tokens.slice(first, end).join("")) ? "rtl" : null;
   const box = el("div", { class: "paragraph", role: "none", dir });
   let word = null,
@@ -67,10 +67,34 @@ export function blockOf(tokens, first, end, spans) {
       box.append((word = el("span", { class: "word", role: "none" })));
       held = 0;
     }
-    word.append((spans[i] = spanOf(token, i, previous)));
+    word.append((spans[i] = spanOf(token, i, previous, id)));
+    if (i >= prompt) spans[i].classList.add("written");
+    if (i === prompt) spans[i].before(el("span", { class: "seam", title: "The model wrote what follows" }));
     held += token.length;
     if (after && i + 1 < end) box.append(el("br"));
     if (after) word = null;
   }
+  return box;
+}
+
+// The image with an element over each patch, and the tokens that stand for none of it above.
+/** @param {import("./types").Text} text @param {string} id @param {HTMLElement[]} spans */
+export function imageOf({ tokens, image }, id, spans) {
+  const { uri, rows, columns, first } = /** @type {import("./types").Picture} */ (image),
+    last = first + rows * columns,
+    box = el("div", { class: "paragraph", role: "none" }),
+    apart = el("div", { class: "specials", role: "none" }),
+    frame = el("div", { class: "image", role: "none", style: `aspect-ratio:${columns}/${rows}` });
+  frame.append(el("img", { src: uri, alt: "", draggable: "false" }));
+  tokens.forEach((token, i) => {
+    if (i < first || i >= last) return apart.append((spans[i] = spanOf(token, i, " ", id)));
+    const [row, column] = [Math.floor((i - first) / columns), (i - first) % columns];
+    const place = `left:${(100 * column) / columns}%;top:${(100 * row) / rows}%;width:${100 / columns}%;height:${100 / rows}%`;
+    const label = `row ${row}, column ${column}`;
+    spans[i] = el("span", { class: "t patch", role: "option", id: id + i, "data-i": i, "aria-label": label, title: label });
+    spans[i].style.cssText = place;
+    frame.append(spans[i]);
+  });
+  box.append(apart, frame);
   return box;
 }
