@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clearhead import View, masks, scores
+from clearhead import View, Views, masks, scores
 from clearhead.page import render
 
 from .test_answers import looked_at
@@ -161,7 +161,7 @@ MODEL = """async ([module, traits]) => {
 class Cells:
     """A document with the outputs of some cells in it, and a kernel behind them."""
 
-    def __init__(self, browser: Any, widgets: list[Any], *views: View) -> None:
+    def __init__(self, browser: Any, widgets: list[Any], *views: View | Views) -> None:
         self.page = browser.new_page(viewport={"width": 1000, "height": 700 * len(views)})
         self.complaints: list[str] = []
         self.asked: list[tuple[str, str]] = []
@@ -194,7 +194,7 @@ class Cells:
 def cells(browser: Any, widgets: list[Any]) -> Iterator[Callable[..., Cells]]:
     opened: list[Cells] = []
 
-    def cells(*views: View) -> Cells:
+    def cells(*views: View | Views) -> Cells:
         opened.append(Cells(browser, widgets, *views))
         return opened[-1]
 
@@ -245,6 +245,25 @@ def test_pages_beside_one_another_share_nothing(biased: View, cells: Callable[..
     assert [shown.frames[n].inner_text("#head-title") for n in (0, 2)] == [before[0], before[2]]
     assert shown.frames[0].get_attribute("#direction [data-v=from]", "aria-checked") == "true"
     assert {token for token, name in shown.asked if name == f"w.0.{head}"} == {tokens[1]}
+
+
+@pytest.mark.browser
+def test_several_views_in_one_cell_are_live_all_of_them(biased: View, cells: Callable[..., Cells]):
+    other = looked_at(N, mask=masks.causal(), bias=scores.alibi(4), softcap=3.0)
+    both = Views([biased, other], labels=["one", "two"])
+    shown = cells(both)
+    frame = shown.frames[0]
+    frame.select_option("#pages", "1")  # read from the file, before there is a kernel
+    frame.wait_for_selector("#t30")
+    shown.connect()
+    shown.live()
+    for n, view in ((1, other), (0, biased), (1, other)):
+        frame.select_option("#pages", str(n))
+        frame.click("[data-head='0.2']")
+        frame.click("#t30")
+        strongest = float(view.maps[0][0, 2, 30].max())
+        until(lambda most=strongest: shares(frame.inner_text("#pair > b"))[0] == pytest.approx(most, abs=6e-5))
+    assert "Side by side" not in frame.inner_text("body")  # frames of a server's
 
 
 @pytest.mark.browser
