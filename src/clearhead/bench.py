@@ -167,11 +167,12 @@ def _tensor_way(tokens: int, name: str) -> Callable[[], object]:
 # --- models -------------------------------------------------------------------------------------------------------
 
 
-def model_ways(model: nn.Module, ids: Tensor) -> Ways:
+def model_ways(model: nn.Module, ids: Tensor, *, most: int = LARGEST) -> Ways:
     """A model's forward pass, without the logits that nobody reads, and ways to look at its attention beside it.
 
     Args:
         ids: (1, T).
+        most: bytes that the weights of all layers may take, which eager attention returns; else it is left out.
     """
     config: Any = model.config
     frugal = _frugal(model)
@@ -199,7 +200,7 @@ def model_ways(model: nn.Module, ids: Tensor) -> Ways:
             model.set_attn_implementation(before)  # type: ignore[operator]
 
     ways: Ways = {FORWARD: forward, "recorded": recorded, "recorded, all statistics": looked}
-    if _eager_nbytes(config, ids.shape[1]) < LARGEST:
+    if _eager_nbytes(config, ids.shape[1]) < most:
         ways[EAGER] = eager
     return ways
 
