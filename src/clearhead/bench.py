@@ -30,7 +30,12 @@ __all__ = ["Bench", "bench", "dense_statistics", "draw_tensors", "model_ways", "
 HEADS, WIDTH = 9, 64
 LARGEST = 4_000_000_000  # bytes of dense weights: what takes more is not tried
 FUSED, DENSE = "one fused attention call", "every weight, and their statistics"
-FORWARD, EAGER = "the forward pass", "eager, output_attentions"
+FORWARD, RECORDED, LOOKED, EAGER = (
+    "the forward pass",
+    "recorded",
+    "recorded, all statistics",
+    "eager, output_attentions",
+)
 
 Ways: TypeAlias = dict[str, Callable[[], object]]
 
@@ -199,7 +204,7 @@ def model_ways(model: nn.Module, ids: Tensor, *, most: int = LARGEST) -> Ways:
         finally:
             model.set_attn_implementation(before)  # type: ignore[operator]
 
-    ways: Ways = {FORWARD: forward, "recorded": recorded, "recorded, all statistics": looked}
+    ways: Ways = {FORWARD: forward, RECORDED: recorded, LOOKED: looked}
     if _eager_nbytes(config, ids.shape[1]) < most:
         ways[EAGER] = eager
     return ways
