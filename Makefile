@@ -30,8 +30,8 @@ lint: .venv/.dev .venv/.npm  ## ruff, and on the page's modules, where npm is, T
 types: .venv/.dev  ## mypy, strict, on src
 	@$(BIN)/mypy
 
-bench: .venv/.dev  ## run every file in benchmarks/
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+bench: .venv/.dev  ## run every file in benchmarks/, which write benchmarks/RESULTS.md
+	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean:  ## remove .venv and every cache in this folder
 	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

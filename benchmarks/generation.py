@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 import torch
+from _report import Report
 from torch import Tensor, nn
 
 from clearhead.nn import Attention, KVCache
@@ -71,11 +72,13 @@ def main() -> None:
     (again, slow), (cached, fast) = (write(model, prompt, cached=how) for how in (False, True))
     if again != cached:
         raise SystemExit(f"the cache changes the text: {again} without, {cached} with it")
-    print(f"{NEW} tokens after {PROMPT}, the same {len(set(cached))} different ones both ways")
-    print(
-        f"reading the whole text again {slow:8.2f} tokens/s\nwith a cache                 {fast:8.2f} tokens/s"
-        f"   {fast / slow:.1f} ×"
-    )
+    with Report(__file__, "Writing with a cache") as report:
+        report.say(f"{NEW} tokens after {PROMPT}, the same {len(set(cached))} different ones both ways.")
+        rows = [
+            ["the whole text again for each", f"{slow:.2f}", "1.0"],
+            ["a cache", f"{fast:.2f}", f"{fast / slow:.1f}"],
+        ]
+        report.table(["", "tokens/s", "ratio"], rows)
 
 
 if __name__ == "__main__":

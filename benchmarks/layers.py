@@ -1,24 +1,25 @@
-"""One attention layer, forward and backward: clearhead's against three ways to write it, in one run, as ratios.
+"""One attention layer, forward and backward: clearhead's against three ways to write it.
 
 768 wide, 12 heads, 1,024 tokens, batch 2, float32, causal. `bare` is PyTorch's fused function between four linears,
-which is as little as there can be. Rounds take turns, so that whatever else the machine does meets all alike; time is
-the median over rounds, memory the most bytes of tensors that were alive at once beyond the layer and its input.
+which is as little as there can be. Memory is the most bytes of tensors that were alive at once beyond the layer and
+its input.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from _report import COLUMNS, Report, row
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead._measuring import alternate
 from clearhead.nn import Attention
 from clearhead.testing.memory import Allocations
 
-WIDTH, HEADS, TOKENS, BATCH, ROUNDS = 768, 12, 1024, 2, 15
+WIDTH, HEADS, TOKENS, BATCH = 768, 12, 1024, 2
 
 
 class Bare(nn.Module):
@@ -83,17 +84,9 @@ def main() -> None:
         with Allocations() as allocations:
             step(layer, x)
         peaks[name] = allocations.peak
-    times: dict[str, list[float]] = {name: [] for name in layers}
-    for _ in range(ROUNDS):
-        for name, layer in layers.items():
-            start = time.perf_counter()
-            step(layer, x)
-            times[name].append(time.perf_counter() - start)
-    bare = statistics.median(times["bare"])
-    print(f"{'':32}{'ms':>8}{'× bare':>8}{'MB':>8}{'× bare':>8}")
-    for name in layers:
-        ms, mb = statistics.median(times[name]), peaks[name]
-        print(f"{name:32}{ms * 1e3:8.1f}{ms / bare:8.2f}{mb / 1e6:8.0f}{mb / peaks['bare']:8.2f}")
+    times = alternate({name: partial(step, layer, x) for name, layer in layers.items()}, seconds=30)
+    with Report(__file__, "The layer to ship against its alternatives") as report:
+        report.table(COLUMNS, [row(name, timing, peaks[name]) for name, timing in times.items()])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ROOT = Path(clearhead.__file__).parent
 # From the ground up; what stands in one line does not know of each other.
 FLOORS = [
     ["errors", "_files", "_format", "_palette", "_progress", "_version", "_plain", "reference"],
-    ["_checks", "_config", "_watch"],
+    ["_checks", "_config", "_measuring", "_watch"],
     ["cost", "masks"],
     ["scores"],
     ["kernels"],
@@ -28,7 +28,7 @@ FLOORS = [
     ["view"],
     ["views"],
     ["looking"],
-    ["plots", "testing"],
+    ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
     ["cli"],

@@ -176,6 +176,20 @@ def test_what_is_a_maximum_keeps_no_graph() -> None:
         assert result.requires_grad
 
 
+def test_an_overview_is_the_statistics_and_the_picture_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 300, 4)
+    passes = []
+    stream = SoftmaxMap._stream
+    monkeypatch.setattr(SoftmaxMap, "_stream", lambda self, *asked: passes.append(len(asked)) or stream(self, *asked))
+    found, picture = SoftmaxMap(q, q, mask=masks.causal()).overview((7, 5))
+    assert passes == [8]
+    attn = SoftmaxMap(q, q, mask=masks.causal())
+    assert torch.equal(picture, attn.pool_max((7, 5)))
+    assert torch.equal(found.received, attn.statistics().received)
+    with pytest.raises(ShapeError, match="a picture of 0×5 pixels"):
+        attn.overview((0, 5))
+
+
 # --- traps -------------------------------------------------------------------------------------------------
 
 

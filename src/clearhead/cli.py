@@ -282,6 +282,30 @@ def cost(
             terminal.show_cost(found, model)
 
 
+@app.command()
+def bench(
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="A model, as for look; random tensors if left out.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="How many: 4096; of a model 1024, or what it reads.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Measure what looking costs here: time and memory beside a plain attention call, or a model's forward pass."""
+    from clearhead import terminal
+
+    with _clear_errors(), terminal.progress() as report:
+        report("import", 0, 1)
+        from clearhead import bench as measure
+
+        found = measure.bench(model, tokens, on_progress=report)
+    if as_json:
+        print(json.dumps({"clearhead": __version__, **found.as_dict()}))
+    else:
+        terminal.show_bench(found)
+
+
 def _cost(model: str | None, given: dict[str, Any]) -> Cost:
     from clearhead.cost import Cost, from_config
 

@@ -26,6 +26,7 @@ from clearhead._plain import plain
 from clearhead._progress import Progress
 
 if TYPE_CHECKING:
+    from clearhead.bench import Bench
     from clearhead.cost import Cost
     from clearhead.view import View
     from clearhead.zoo import Entry
@@ -39,8 +40,10 @@ _STAGES = {
     "page": "Making the page",
     "recording": "Writing the recording",
     "figure": "Drawing the heads",
+    "time": "Measuring time",
+    "memory": "Measuring memory",
 }
-_COUNTED = ("heads",)  # stages that tell how far they are; the others only begin and end
+_COUNTED = ("heads", "memory")  # stages that tell how far they are; the others only begin and end
 _STRONGEST = 3
 
 
@@ -192,6 +195,22 @@ def _prices(cost: Cost) -> Table:
             held = [size(nbytes) if nbytes else "-" for nbytes in (price.weights, price.cache)]
             table.add_row(kind, size(price.flops, "FLOP"), *held)
     return table
+
+
+def show_bench(found: Bench) -> None:
+    """Print what each way costs: its time, that beside the first way's, and memory above what was there."""
+    out = console()
+    out.print(f"{plain(found.what)}, {_count(found.rounds, 'round')}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("", "Time", "Ratio", "Memory"):
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    for name, timing, peak in found.rows:
+        held = "-" if peak is None else size(peak)
+        table.add_row(name, f"{timing.median * 1e3:,.1f} ms", f"{timing.ratio:.2f}", held)
+    _print(out, table)
+    for note in found.notes:
+        out.print(plain(note), soft_wrap=True)
+    out.print(plain(found.machine), soft_wrap=True)
 
 
 def _count(number: int, what: str) -> str:

@@ -180,8 +180,8 @@ def _given(source: Source, wanted: Wanted) -> Any:
 class _Room(NamedTuple):
     """A worker's room for one block: the same for all heads."""
 
-    queries: Tensor  # (rows, heads, D)
-    products: list[tuple[Tensor, Tensor, Tensor]]  # what is multiplied, and where the product goes
+    queries: slice  # of all that share a key head
+    products: list[tuple[Tensor, Tensor]]  # the keys that they are multiplied by, and where the product goes
     block: Any  # the scores, and what is hidden of them where that is the same for all heads
 
 
@@ -193,7 +193,6 @@ class _Share:
         self.columns = work.columns()
         height, lowest = (n * work.heads for n in (work.layouts.height, work.layouts.lowest))
         self._keys = torch.empty(work.D, work.S)
-        self._queries = torch.empty(height * work.D)
         self._scores = torch.empty(max(SCORES, lowest * work.layouts.widest) + height * GAP)
         self._rooms: dict[int, _Room] = {}
 
@@ -203,7 +202,8 @@ class _Share:
         for b, g, n in self._turns:
             if before != (b, g):
                 before, heads = (b, g), slice(g * work.heads, (g + 1) * work.heads)
-                part, queries = work.source.part(b, heads), work.source.q[b, heads].transpose(0, 1)
+                part = work.source.part(b, heads)
+                queries = work.source.q[b, heads].transpose(0, 1).reshape(-1, work.D).float()  # (T · heads, D)
                 self._keys.copy_(work.source.k[b, g].T).mul_(work.source.scale)
             for layout in work.layouts[n]:
                 if layout.width:
@@ -212,8 +212,8 @@ class _Share:
     def _look(self, part: Part, queries: Tensor, b: int, first: int, layout: Layout) -> None:
         work, start = self.work, layout.rows.start
         room = self._rooms.get(start) or self._room(layout, part)
-        room.queries.copy_(queries[layout.rows])
-        for left, right, out in room.products:
+        left = queries[room.queries]
+        for right, out in room.products:
             torch.mm(left, right, out=out)
         if work.source.is_moved:
             self._move(part, layout, room)
@@ -224,22 +224,22 @@ class _Share:
 
     def _room(self, layout: Layout, part: Part) -> _Room:
         """Made once a layout: slices of tensors take longer than one would think."""
-        n = layout.height * self.work.heads
-        queries = self._queries[: n * self.work.D].view(n, -1)
+        heads = self.work.heads
+        n = layout.height * heads
         scores = self._scores[: n * (layout.width + GAP)].view(n, -1)
         products = [
-            (queries, self._keys[:, key : key + keys], scores[:, column : column + keys])
+            (self._keys[:, key : key + keys], scores[:, column : column + keys])
             for column, _, key, keys in layout.runs.tolist()
         ]
         few = sum(cols.stop - cols.start for cols in layout.partly) <= REMEMBERED
         hidden = layout.hidden(part.hidden) if few and (self.work.source.is_alike or not layout.partly) else None
         block = self.work.tile.Block(scores.numpy(), layout.runs, hidden, layout.spots)
-        room = _Room(queries.view(layout.height, -1, self.work.D), products, block)
+        room = _Room(slice(layout.rows.start * heads, layout.rows.stop * heads), products, block)
         return self._rooms.setdefault(layout.rows.start, room)
 
     def _move(self, part: Part, layout: Layout, room: _Room) -> None:
         """Soft-cap and bias."""
-        for (*_, key, keys), (*_, scores) in zip(layout.runs.tolist(), room.products, strict=True):
+        for (*_, key, keys), (_, scores) in zip(layout.runs.tolist(), room.products, strict=True):
             heads = scores.reshape(layout.height, -1, keys).transpose(0, 1)[None]  # (1, heads, rows, keys)
             heads.copy_(part.moved(heads, layout.rows, slice(key, key + keys)))
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 PADDING = 64  # rows are filled up to a multiple, with scores of -inf: no loop has a tail
@@ -69,6 +70,21 @@ def _wide(context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), mark
+
+
+@_intrinsic
+def _borrow(context: Any, arrays: Any) -> Any:
+    """The same arrays, of which numba does not count references: it does, atomically, whenever one is passed on."""
+
+    def borrow(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        borrowed = []
+        for kind, value in zip(arrays, cgutils.unpack_tuple(builder, args[0]), strict=True):
+            array = context.make_array(kind)(context, builder, value)
+            array.meminfo = cgutils.get_null_value(array.meminfo.type)
+            borrowed.append(array._getvalue())
+        return context.make_tuple(builder, arrays, borrowed)
+
+    return arrays(arrays), borrow
 
 
 @_exact
@@ -337,6 +353,13 @@ def look(block: Any, heads: Any, b: Any, first: Any, t: Any, given: Any, rows: A
     All in one function: numba counts references to every array that is passed on, which would double the time.
     """
     _wide()
+    block, given, rows, columns, best = (
+        _borrow(block),
+        _borrow(given),
+        _borrow(rows),
+        _borrow(columns),
+        _borrow(best),
+    )
     _prepare(block, heads, b, first, t, given, rows, best)
     scores, runs, height = block.scores, block.runs, block.scores.shape[0] // heads
     width = np.uint64(block.runs[-1, 1])

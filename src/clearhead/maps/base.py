@@ -29,7 +29,7 @@ from clearhead.masks import Coverage
 __all__ = ["AttentionMap", "Selection", "Statistics", "Transposed"]
 
 # One pass over all weights answers these, and some maps have a shorter way.
-PASSES = ("statistics", "entropy", "distance", "received", "mass", "topk", "pool_max", "pool_sum")
+PASSES = ("statistics", "overview", "entropy", "distance", "received", "mass", "topk", "pool_max", "pool_sum")
 QUESTIONS = (*PASSES, "@", "mT @", "pick", "to_dense")
 FEW_KEYS = 64  # up to here, gathering each (query, key) pair is cheaper than a pass over all keys
 
@@ -303,12 +303,19 @@ class AttentionMap(ABC):
 
         Differentiable, in one more; the two peaks are not.
         """
+        return Statistics(*self._reduce(*self._of_statistics()))
+
+    def overview(self, size: tuple[int, int]) -> tuple[Statistics, Tensor]:
+        """`statistics()` and `pool_max(size)`, in one pass."""
+        *found, picture = self._reduce(*self._of_statistics(), self._picture(size, maximum=True))
+        return Statistics(*found), picture
+
+    def _of_statistics(self) -> list[reduce.Summed]:
         lead, (T, S), like = self.shape[:-2], self.shape[-2:], self.like
         measures = (reduce.entropy, reduce.distance(self.positions), reduce.to_first, reduce.to_self(self.positions))
         rows = [reduce.PerQuery(lead, T, like, measure) for measure in measures]
         rows.append(reduce.PerQuery(lead, T, like, reduce.peak, maximum=True))
-        cols = [reduce.PerKey(lead, S, like), reduce.PerKey(lead, S, like, maximum=True)]
-        return Statistics(*self._reduce(*rows, *cols))
+        return [*rows, reduce.PerKey(lead, S, like), reduce.PerKey(lead, S, like, maximum=True)]
 
     def uniform(self) -> AttentionMap:
         """The head that spreads evenly over the keys it may see: the baseline of every score of a head.
@@ -340,11 +347,14 @@ class AttentionMap(ABC):
         return Path("tiles", "PyTorch, tile by tile")
 
     def _pool(self, size: tuple[int, int], *, maximum: bool) -> Tensor:
+        (picture,) = self._reduce(self._picture(size, maximum=maximum))
+        return picture
+
+    def _picture(self, size: tuple[int, int], *, maximum: bool) -> reduce.Pool:
         T, S = self.shape[-2:]
         if not (1 <= size[0] <= T and 1 <= size[1] <= S):
             raise ShapeError(f"a picture of {size[0]}×{size[1]} pixels: {self!r} allows 1…{T} rows and 1…{S} columns.")
-        (picture,) = self._reduce(reduce.Pool(self.shape[:-2], T, S, size, self.like, maximum=maximum))
-        return picture
+        return reduce.Pool(self.shape[:-2], T, S, size, self.like, maximum=maximum)
 
     @property
     def like(self) -> Tensor:

@@ -1,0 +1,49 @@
+"""One row of weights of one head, when the model has run: how long until it is there.
+
+SmolLM2 on 2,048 tokens, head 5 of layer 17, last token. Of a recorded model the row is one product of a query with the
+keys; the first row of a layer also finds its log-sum-exp. Otherwise the model runs again, with eager attention, which
+gives all rows of all heads of all layers. Last, the same row by hand, from q and k that somebody has kept: there is no
+less than that.
+"""
+
+from __future__ import annotations
+
+import torch
+from _report import COLUMNS, Report, row
+
+from clearhead import SoftmaxMap, bench, record, zoo
+from clearhead._measuring import alternate
+
+MODEL, TOKENS, LAYER, HEAD = "smollm2", 2048, 17, 5
+
+
+def ways() -> bench.Ways:
+    model = zoo.load(MODEL)[0]
+    ids = torch.randint(model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    run = bench.model_ways(model, ids, most=10**10)
+    with record(model) as recording:
+        model(ids, use_cache=False, logits_to_keep=1)
+    attn = recording[LAYER]
+    assert isinstance(attn, SoftmaxMap)
+    q, k = attn._q[0, HEAD, -1], attn._k[0, HEAD // (attn._q.shape[1] // attn._k.shape[1])]
+
+    def by_hand() -> torch.Tensor:
+        return torch.softmax(k @ q * attn.scale, -1)
+
+    torch.testing.assert_close(attn[0, HEAD, -1], by_hand())
+    return {
+        "by hand, from q and k": by_hand,
+        "recorded": lambda: attn[0, HEAD, -1],
+        "recorded, every row of the head": lambda: attn[0, HEAD].to_dense(),
+        "the model again, eager": run[bench.EAGER],
+    }
+
+
+def main() -> None:
+    with Report(__file__, "One row of one head, after the fact") as report:
+        report.table(COLUMNS[:-1], [row(*found, None)[:-1] for found in alternate(ways(), seconds=40).items()])
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()
