@@ -14,6 +14,7 @@ from clearhead import reference
 from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, average_heads
 from clearhead.maps.base import Selection
 from clearhead.maps.composed import OneSequence, Stitched
+from clearhead.maps.replaced import replace_heads
 from clearhead.masks import MaskRule
 from clearhead.testing.cases import Case
 from clearhead.testing.contract import Subject
@@ -118,6 +119,16 @@ def _average(case: Case) -> Subject:
 @subject("OneSequence")
 def _one_sequence(case: Case) -> Subject:
     return _made(case, lambda: OneSequence(softmax_map(case)[1]), lambda a: a[1][None])
+
+
+@subject("Replaced")
+def _replaced(case: Case) -> Subject:
+    """One head attends to nothing."""
+    return _made(case, lambda: replace_heads(softmax_map(case), {1: "nothing"}), _without_head_1)
+
+
+def _without_head_1(weights: Tensor) -> Tensor:
+    return torch.cat([weights[:, :1], torch.zeros_like(weights[:, 1:2]), weights[:, 2:]], 1)
 
 
 @subject("Stitched")
