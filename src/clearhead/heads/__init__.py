@@ -3,5 +3,18 @@
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
 from clearhead.heads.relations import RelationMass
 from clearhead.heads.roles import ROLES, Head, HeadTable, role_of
+from clearhead.maps import rollout, value_weighted
 
-__all__ = ["ROLES", "Head", "HeadMeans", "HeadTable", "Knockout", "RelationMass", "head_means", "knockout", "role_of"]
+__all__ = [
+    "ROLES",
+    "Head",
+    "HeadMeans",
+    "HeadTable",
+    "Knockout",
+    "RelationMass",
+    "head_means",
+    "knockout",
+    "role_of",
+    "rollout",
+    "value_weighted",
+]
