@@ -122,8 +122,7 @@ class Rollout(AttentionMap):
         """Each row's sum in a layer (…, T): 1, but for queries that attend to nothing and for learned sinks."""
         known = self._sums[n]
         if known is None:
-            layer = self._layers[n]
-            known = layer._finite_product(self.like.new_ones((*self.shape[:-1], 1)), transposed=False)[..., 0]
+            known = self._layers[n]._row_sums()
             self._sums[n] = None if known.requires_grad else known
         return known
 
