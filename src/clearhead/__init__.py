@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import cost, functional, learn, masks, nn, plots, reference, scores, testing, zoo
+    from clearhead import cost, functional, heads, learn, masks, nn, plots, reference, scores, testing, zoo
     from clearhead.errors import DTypeError, LessonError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
+    from clearhead.heads import knockout
     from clearhead.looking import look
     from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, Statistics, average_heads
     from clearhead.recording import Recording, record
     from clearhead.view import View
     from clearhead.views import Views
 
-_MODULES = ("cost", "functional", "learn", "masks", "nn", "plots", "reference", "scores", "testing", "zoo")
+_MODULES = ("cost", "functional", "heads", "learn", "masks", "nn", "plots", "reference", "scores", "testing", "zoo")
 _HOMES = {
     "AdditiveMap": "maps",
     "AttentionMap": "maps",
@@ -37,6 +38,7 @@ _HOMES = {
     "View": "view",
     "Views": "views",
     "average_heads": "maps",
+    "knockout": "heads",
     "look": "looking",
     "record": "recording",
     "scaled_dot_product_attention": "functional",
@@ -61,6 +63,8 @@ __all__ = [
     "average_heads",
     "cost",
     "functional",
+    "heads",
+    "knockout",
     "learn",
     "look",
     "masks",

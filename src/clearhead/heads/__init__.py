@@ -1,6 +1,29 @@
-"""What heads do: relations between tokens, and the roles that scores on them add up to."""
+"""What heads do: relations between tokens, the roles that scores on them add up to, and whether a head matters."""
 
+from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
+from clearhead.heads.pairs import Pairs, Tokens, aligned
 from clearhead.heads.relations import RelationMass
 from clearhead.heads.roles import ROLES, Head, HeadTable, role_of
+from clearhead.heads.scoring import RelationScore, relation_score
+from clearhead.heads.syntax import Parse
+from clearhead.maps import rollout, value_weighted
 
-__all__ = ["ROLES", "Head", "HeadTable", "RelationMass", "role_of"]
+__all__ = [
+    "ROLES",
+    "Head",
+    "HeadMeans",
+    "HeadTable",
+    "Knockout",
+    "Pairs",
+    "Parse",
+    "RelationMass",
+    "RelationScore",
+    "Tokens",
+    "aligned",
+    "head_means",
+    "knockout",
+    "relation_score",
+    "role_of",
+    "rollout",
+    "value_weighted",
+]

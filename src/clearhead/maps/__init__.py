@@ -1,5 +1,6 @@
 """The attention matrix as a lazy operator: two primitives (shape and tile), and everything that follows from them."""
 
+from clearhead.maps.across import Rollout, ValueWeighted, rollout, value_weighted
 from clearhead.maps.additive import AdditiveMap
 from clearhead.maps.base import AttentionMap, Statistics
 from clearhead.maps.composed import HeadAverage, Stitched, average_heads
@@ -13,8 +14,12 @@ __all__ = [
     "DenseMap",
     "HeadAverage",
     "LinearMap",
+    "Rollout",
     "SoftmaxMap",
     "Statistics",
     "Stitched",
+    "ValueWeighted",
     "average_heads",
+    "rollout",
+    "value_weighted",
 ]

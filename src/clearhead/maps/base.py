@@ -324,6 +324,10 @@ class AttentionMap(ABC):
         """
         return Uniform(self)
 
+    def _row_sums(self) -> Tensor:
+        """The sum of each row, (…, T): of a softmax 1, or 0 for a query that may attend to nothing."""
+        return self._product(self.like.new_ones(self.shape[-1], 1), transposed=False)[..., 0]
+
     def _per_query(self, measure: reduce.Measure) -> Tensor:
         (per_query,) = self._reduce(reduce.PerQuery(self.shape[:-2], self.shape[-2], self.like, measure))
         return per_query

@@ -41,6 +41,9 @@ class HeadAverage(Derived):
     def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
         return self._attn.pick(t, s).mean(len(self.shape) - 2)
 
+    def _row_sums(self) -> Tensor:
+        return self._attn._row_sums().mean(-2)
+
     def uniform(self) -> Uniform:
         return Uniform(HeadAverage(self._attn.uniform()))  # heads may see different keys: those that any head sees
 

@@ -26,7 +26,8 @@ class DenseMap(AttentionMap):
     """A map over weights of shape (T, S), (H, T, S) or (B, H, T, S), a tensor or an array; nothing is copied.
 
     The tuple that `output_attentions=True` returns, one (B, H, T, S) tensor a layer, makes a map of (L, B, H, T, S).
-    Weights are read as float32 or wider; negative or NaN weights are taken as they are.
+    Weights are read as float32 or wider; negative or NaN weights are taken as they are. `v`, the values (B, G, S, Dv)
+    beside weights (B, H, T, S), is kept for those who multiply them.
 
     >>> DenseMap(torch.eye(3)).entropy()
     tensor([0., 0., 0.])
@@ -34,13 +35,14 @@ class DenseMap(AttentionMap):
 
     _leaves: ClassVar[tuple[str, ...]] = ("_layers",)
 
-    def __init__(self, weights: Any) -> None:
+    def __init__(self, weights: Any, *, v: Tensor | None = None) -> None:
         layers = list(weights) if isinstance(weights, (tuple, list)) else None
         self._layers = [_as_weights(w) for w in (layers if layers is not None else [weights])]
         if not self._layers:
             raise ShapeError(EMPTY_TUPLE)
         self._stacked = layers is not None
         _check_layers(self._layers, stacked=self._stacked)
+        self.v = v
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -47,6 +47,11 @@ class Scored(QueryKeyMap):
         lse = self._lse_of(slice(0, self.shape[-2]))
         return self._shown(lse).clone()  # the caller's own: the kept one is shared
 
+    def _row_sums(self) -> Tensor:
+        if self._unseen(slice(0, 0)):  # learned sinks take some
+            return super()._row_sums()
+        return (self.lse.detach() > -math.inf).to(self.dtype)
+
     def uniform(self) -> Self:
         even = super().uniform()
         even._lse = torch.full_like(self._lse, torch.nan)

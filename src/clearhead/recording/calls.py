@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeAlias
 
@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from clearhead._checks import describe
 from clearhead._watch import Watched
 from clearhead.errors import RecordingError
-from clearhead.maps import DenseMap, SoftmaxMap
+from clearhead.maps import AttentionMap, DenseMap, SoftmaxMap
+from clearhead.maps.replaced import replace_heads
 from clearhead.masks import MaskRule, all_of
 from clearhead.scores import Bias, as_bias
 
@@ -41,6 +42,7 @@ class Call:
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
     real_queries: Tensor | None = None  # (B, T) bool, where the call itself says which queries are padding
+    changed: Mapping[int, str] = field(default_factory=dict)  # heads that a knockout made attend otherwise
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,7 +74,12 @@ class Call:
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.detach(),
             real_queries=self.real_queries,
+            changed=self.changed,
         )
+
+    def without_values(self) -> Call:
+        """As it is: the values are kept beside the keys."""
+        return self
 
     def rule(self, padding: MaskRule | None = None) -> MaskRule | None:
         """All masks, and the padding, as one rule; None where everything is visible."""
@@ -82,9 +89,9 @@ class Call:
         """All biases as one."""
         return reduce(operator.add, (as_bias(bias) for bias in self.biases)) if self.biases else None
 
-    def to_map(self, padding: MaskRule | None = None) -> SoftmaxMap:
+    def to_map(self, padding: MaskRule | None = None) -> AttentionMap:
         """The lazy map of this call; nothing is computed."""
-        return SoftmaxMap(
+        attn = SoftmaxMap(
             self.q,
             self.k,
             v=self.v if self.v.shape[2] == self.k.shape[2] else None,
@@ -94,6 +101,7 @@ class Call:
             softcap=self.softcap,
             sinks=self.sinks,
         )
+        return replace_heads(attn, self.changed) if self.changed else attn
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +109,7 @@ class DenseCall:
     """A call of which only the weights are known, as they were made: before dropout."""
 
     weights: Tensor  # (B, H, T, S)
+    v: Tensor | None = None  # (B, G, S, Dv), where it fits the weights
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,7 +122,11 @@ class DenseCall:
 
     def detached(self) -> DenseCall:
         """The same off the autograd graph, sharing memory."""
-        return DenseCall(self.weights.detach())
+        return DenseCall(self.weights.detach(), None if self.v is None else self.v.detach())
+
+    def without_values(self) -> DenseCall:
+        """The weights alone: what is kept for later, when the values may have been overwritten."""
+        return DenseCall(self.weights)
 
     def leaves_out(self, keys: Tensor | None, queries: Tensor | None) -> bool:
         """Whether padded keys, where `keys` (B, S) is False, get no weight from real queries (B, T)."""
@@ -125,11 +138,11 @@ class DenseCall:
     def to_map(self, padding: MaskRule | None = None) -> DenseMap:
         """The map over the weights; where there is padding, over a copy in which padded tokens have weight 0."""
         if padding is None:
-            return DenseMap(self.weights)
+            return DenseMap(self.weights, v=self.v)
         B, H, T, S = self.weights.shape
         batches, heads = (torch.arange(n, device=self.weights.device) for n in (B, H))
         seen = padding.bind(T, S).tile(slice(0, T), slice(0, S), batches, heads)
-        return DenseMap(self.weights.where(seen, 0))
+        return DenseMap(self.weights.where(seen, 0), v=self.v)
 
 
 AnyCall: TypeAlias = Call | DenseCall

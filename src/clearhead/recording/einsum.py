@@ -59,6 +59,12 @@ class Contraction:
             return None
         return _arranged(v, self.b, lead, s, width)
 
+    def order(self) -> tuple[int, ...] | None:
+        """The dimensions of the result as (…, T, Dv), if the first operand is weights; None where it has others."""
+        width = "".join(label for label in self.b if label not in self.a)
+        wanted = self.a[:-1] + width
+        return tuple(map(self.out.index, wanted)) if sorted(wanted) == sorted(self.out) else None
+
 
 def _dots(labels: str, ndim: int) -> str:
     return _DIGITS[len(_DIGITS) - (ndim - len(labels) + 3) :] if "..." in labels else ""

@@ -112,7 +112,7 @@ def read_flex(
     mod = _Mod(score_mod, score_mod_other_buffers)
     if mod.changes_nothing:
         return call
-    return replace(call, biases=(_Added(mod),)) if _only_adds(call, mod) else DenseCall(_weights(call, mod))
+    return replace(call, biases=(_Added(mod),)) if _only_adds(call, mod) else DenseCall(_weights(call, mod), v)
 
 
 def _only_adds(call: Call, mod: _Mod) -> bool:

@@ -115,12 +115,27 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, Real) else None
 
 
-def weights_call(weights: Tensor, scores: Scores | None, heads: tuple[int, ...] = ()) -> DenseCall:
+def weights_call(
+    weights: Tensor, scores: Scores | None, heads: tuple[int, ...] = (), v: Part | None = None
+) -> DenseCall:
     """The weights as they are, as (B, H, T, S); `heads` are (B, H) if these may be one dimension."""
     lead = tuple(weights.shape[:-2])
     lead = _apart(lead, heads) if scores is None else _layout(scores)
     *batch, last = lead if len(lead) > 1 else (*lead, 1)
-    return DenseCall(weights.reshape(math.prod(batch), last, *weights.shape[-2:]))
+    B = math.prod(batch)
+    return DenseCall(weights.reshape(B, last, *weights.shape[-2:]), None if v is None else _values(v, B, last))
+
+
+def _values(v: Part, B: int, H: int) -> Tensor | None:
+    """Values that broadcast against the weights as (B, H, S, Dv); None where they do not."""
+    x = v.tensor
+    if tuple(x.shape[:-2]) == (B, H):
+        return x
+    if _is_shared(x) and x.shape[0] == B and H % x.shape[1] == 0:
+        return x.squeeze(2)
+    if len(v.lead) < x.ndim - 2 or math.prod(v.lead) != B * H:
+        return None
+    return x.expand(*v.lead, *x.shape[-2:]).reshape(B, H, *x.shape[-2:])
 
 
 def read_back(scores: Scores, zeroed: tuple[Part, ...], weights: Tensor, v: Part) -> Call | None:

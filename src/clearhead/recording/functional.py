@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from clearhead import masks
 from clearhead.kernels.output import output
 from clearhead.recording.calls import AnyCall, Call, as_heads, as_heads_mask, usual_scale
+from clearhead.recording.changing import written
 from clearhead.recording.flex import OPERATOR, read_flex
 from clearhead.recording.handwritten import STEPS
 from clearhead.recording.trail import How, Trail
@@ -27,12 +28,14 @@ __all__ = ["FunctionSeam", "causal_rule", "read"]
 
 
 class FunctionSeam(TorchFunctionMode):
-    """Passes every function of PyTorch through unchanged; reports each attention call that succeeded.
+    """Passes every function of PyTorch through; reports each attention call that succeeded.
+
+    What `see` returns takes the place of what some heads brought.
 
     Calls of functions that attention may be written by hand with go through seam 4's `Trail`.
     """
 
-    def __init__(self, see: Callable[[AnyCall], None]) -> None:
+    def __init__(self, see: Callable[[AnyCall], dict[int, Tensor]]) -> None:
         super().__init__()
         self._see = see
         self._trail = Trail(see)
@@ -60,8 +63,17 @@ class FunctionSeam(TorchFunctionMode):
         result = func(*args, **kwargs)
         if compiling:
             torch._dynamo.graph_break()  # a compiled function is split here: this call then runs in Python
-        self._see(how(*args, **kwargs))
-        return result
+        call = how(*args, **kwargs)
+        brought = self._see(call)
+        return _changed(result, call, brought) if brought else result
+
+
+def _changed(result: Any, call: AnyCall, brought: dict[int, Tensor]) -> Any:
+    """The result of an attention function, of FlexAttention's operator a tuple, with some heads changed."""
+    if isinstance(result, tuple):
+        return _changed(result[0], call, brought), *result[1:]
+    width = next(iter(brought.values())).shape[-1]
+    return written(result.reshape(*call.shape[:3], width), brought).reshape(result.shape)
 
 
 def read(

@@ -56,6 +56,8 @@ def _matmul(step: Step) -> Made | None:
 
 def _baddbmm(step: Step) -> Made | None:
     made = _product(step, "batch1", "batch2")
+    if isinstance(made, Attention):
+        return replace(made, order=None)  # something is added to it
     if not isinstance(made, Scores):
         return made
     scaled, beta = made.scaled(number(step.given.get("alpha", 1))), step.given.get("beta", 1)
@@ -71,9 +73,12 @@ def _product(step: Step, left: str, right: str) -> Made | None:
     other = step.known.get(right)
     if isinstance(known, Weights):
         table = b.ndim == 2 < a.ndim  # the same for all batch entries: not the values of these keys
-        return _attention(known, a, None if table else b, other)
+        order = tuple(range(len(step.shape))) if step.shape[:-1] == a.shape[:-1] else None
+        return _attention(known, a, None if table else b, other, order)
     if isinstance(other, Turned):  # v.mT @ weights.mT
-        return _attention(other.weights, b.mT, None if a.ndim == 2 < b.ndim else a.mT, known)
+        *lead, width, t = range(len(step.shape))
+        order = (*lead, t, width) if step.shape[:-2] == b.shape[:-2] else None
+        return _attention(other.weights, b.mT, None if a.ndim == 2 < b.ndim else a.mT, known, order)
     return _scores(step, a, b.mT, known, other)
 
 
@@ -86,22 +91,27 @@ def _einsum(step: Step) -> Made | None:
         return None
     one, two = step.known.get("input"), step.known.get("other")
     if isinstance(one, Weights):
-        return _attention(one, a, product.values(b), two) or _altered(step)
+        return _attention(one, a, product.values(b), two, product.order()) or _altered(step)
     if isinstance(two, Weights):
-        return _attention(two, b, product.swapped().values(a), one) or _altered(step)
+        swapped = product.swapped()
+        return _attention(two, b, swapped.values(a), one, swapped.order()) or _altered(step)
     if isinstance(one, Turned):
-        return _attention(one.weights, a.mT, product.turned().values(b), two)
+        turned = product.turned()
+        return _attention(one.weights, a.mT, turned.values(b), two, turned.order())
     if isinstance(two, Turned):
-        return _attention(two.weights, b.mT, product.swapped().turned().values(a), one)
+        turned = product.swapped().turned()
+        return _attention(two.weights, b.mT, turned.values(a), one, turned.order())
     found = product.scores(a, b) or product.swapped().scores(b, a)
     return None if found is None else _scores(step, *found, one, two)
 
 
-def _attention(weights: Weights, left: Tensor, v: Tensor | None, known: Made | None) -> Attention | None:
+def _attention(
+    weights: Weights, left: Tensor, v: Tensor | None, known: Made | None, order: tuple[int, ...] | None = None
+) -> Attention | None:
     if isinstance(known, Scores) and not weights.softmax.compares:
         return None  # linear attention: a softmax of features, times a product of keys and values
     heads = known.heads if isinstance(known, Folded) and known.at == 0 else ()
-    return None if v is None or is_parameter(v) else Attention(weights, left, v, heads)
+    return None if v is None or is_parameter(v) else Attention(weights, left, v, heads, order)
 
 
 def _scores(step: Step, q: Tensor, k: Tensor, *known: Made | None) -> Scores:

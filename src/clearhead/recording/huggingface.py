@@ -17,8 +17,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead._checks import describe
 from clearhead._watch import Watched
-from clearhead.recording.calls import Call, Unread
+from clearhead.errors import RecordingError
+from clearhead.recording.calls import AnyCall, Call, Unread
+from clearhead.recording.changing import Change, weights_written, written
 from clearhead.recording.checking import confirmed
 from clearhead.recording.interfaces import Arguments, Function, read_sdpa, readings, tensors_of_sdpa
 from clearhead.recording.observer import current
@@ -92,7 +95,12 @@ def _reported(function: Function) -> Function:
         with observer.taken():
             result = function(*args, **kwargs)
             arguments = _bind(function, args, kwargs)
-            observer.see(_seen(function, arguments, result), arguments.module)
+            call: AnyCall | Unread = _seen(function, arguments, result)
+            change = observer.change(arguments.module)
+            if change is not None:
+                call, brought = change.of(call.read() if isinstance(call, Unread) else call)
+                result = _changed(result, call, change, brought)
+            observer.see(call, arguments.module)
         return result
 
     attention.reports_to_clearhead = True  # type: ignore[attr-defined]
@@ -117,6 +125,21 @@ def _bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     module, query, key, value = (given.pop(name) for name in _NAMES[:4])
     return Arguments(module, query, key, value, given.pop("attention_mask", None), given)
+
+
+def _changed(result: Any, call: AnyCall, change: Change, brought: dict[int, Tensor]) -> Any:
+    """What the function returned, (B, T, H, Dv) and perhaps weights (B, H, T, S), with some heads changed."""
+    output = _output(result)
+    if output.shape[:3] != (call.shape[0], call.shape[2], call.shape[1]):
+        raise RecordingError(
+            f"{change.said}: its attention function returned {describe(output)}, expected (B, T, H, Dv)."
+            " Use attn_implementation='sdpa'."
+        )
+    output = written(output.transpose(1, 2), brought).transpose(1, 2)
+    if not isinstance(result, tuple):
+        return output
+    weights = (weights_written(x, call, change) if isinstance(x, Tensor) else x for x in result[1:2])
+    return output, *weights, *result[2:]
 
 
 def _output(result: Any) -> Tensor:

@@ -29,23 +29,23 @@ __all__ = [
 ]
 
 
-def check_model(model: object) -> None:
-    """Raise RecordingError, saying why and what to do, for what has no Python code to watch."""
+def check_model(model: object, call: str = "record") -> None:
+    """Raise RecordingError, saying why and what to do, for what has no Python code to watch; `call` was given it."""
     if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         raise RecordingError(
-            f"record({type(model).__name__}): a scripted or traced model runs in TorchScript, where no call can be"
+            f"{call}({type(model).__name__}): a scripted or traced model runs in TorchScript, where no call can be"
             " seen. Record the nn.Module that it was made from."
         )
     if _is_exported(model):
         raise RecordingError(
-            f"record({type(model).__name__}): an exported program is a graph of kernels, in which attention may"
+            f"{call}({type(model).__name__}): an exported program is a graph of kernels, in which attention may"
             " have been taken apart. Record the nn.Module that it was exported from."
         )
     if not isinstance(model, nn.Module):
         raise RecordingError(
-            f"record({_said(model)}): expected the torch.nn.Module that is called in the block. {_instead(model)}"
+            f"{call}({_said(model)}): expected the torch.nn.Module that is called in the block. {_instead(model)}"
         )
-    _check_quantised(model)
+    _check_quantised(model, call)
 
 
 def _said(model: object) -> str:
@@ -70,7 +70,7 @@ def _instead(model: object) -> str:
     return "Of a pipeline or wrapper, pass the module inside; models of other frameworks cannot be recorded."
 
 
-def _check_quantised(model: nn.Module) -> None:
+def _check_quantised(model: nn.Module, call: str) -> None:
     """Raise RecordingError for PyTorch's quantised nn.MultiheadAttention; other layers may be quantised."""
     quantised = getattr(sys.modules.get("torch.ao.nn.quantized"), "MultiheadAttention", None)
     if quantised is None:
@@ -78,7 +78,7 @@ def _check_quantised(model: nn.Module) -> None:
     path = next((path for part, path in parts_of(model).items() if isinstance(part, quantised)), None)
     if path is not None:
         raise RecordingError(
-            f"record({type(model).__name__}): {path or 'it'!r} is torch.ao's quantised nn.MultiheadAttention, whose"
+            f"{call}({type(model).__name__}): {path or 'it'!r} is torch.ao's quantised nn.MultiheadAttention, whose"
             " layout of heads is not known. Record the model that it was made from, before torch.ao converted it; one"
             " of which the Linear layers alone are quantised can be recorded."
         )
@@ -157,7 +157,7 @@ def parts_of(model: nn.Module) -> dict[nn.Module, str]:
     return found
 
 
-def running_eagerly(model: nn.Module, parts: Iterable[nn.Module]) -> AbstractContextManager[None]:
+def running_eagerly(model: nn.Module, parts: Iterable[nn.Module], call: str = "record") -> AbstractContextManager[None]:
     """Within the block a compiled model runs its Python code, and a warning says so; others are left alone.
 
     Only for compiled models: FlexAttention compiles its kernel on its own, and that must run as without the
@@ -166,9 +166,9 @@ def running_eagerly(model: nn.Module, parts: Iterable[nn.Module]) -> AbstractCon
     if not any(_is_compiled(part) for part in parts):
         return nullcontext()
     if torch.compiler.is_compiling():
-        raise RecordingError("record() inside a function that torch.compile is compiling: call it outside.")
+        raise RecordingError(f"{call}() inside a function that torch.compile is compiling: call it outside.")
     warnings.warn(
-        f"record({type(model).__name__}): the compiled model runs uncompiled inside this block (a compiled graph"
+        f"{call}({type(model).__name__}): the compiled model runs uncompiled inside this block (a compiled graph"
         " makes no calls that can be seen), and so does everything else that torch.compile has compiled; its output"
         " is that of the uncompiled model.",
         UserWarning,

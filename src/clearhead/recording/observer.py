@@ -15,12 +15,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from functools import reduce
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
 from clearhead.recording.calls import AnyCall, Unread
+from clearhead.recording.changing import Change
 from clearhead.recording.functional import FunctionSeam
 from clearhead.recording.models import check_eager
 from clearhead.recording.wrapping import Function, Replacement
@@ -28,20 +30,26 @@ from clearhead.recording.wrapping import Function, Replacement
 __all__ = ["Listener", "Observer", "current", "listening", "replacements"]
 
 
-class Listener(Protocol):
-    """What a block does with what is seen in its thread."""
+class Listener:
+    """What a block does with what is seen in its thread. Subclasses say `begin` and `end`, and what they are for."""
 
     roots: tuple[nn.Module, ...]  # the model, what a compiled model wraps, encoders that are called before it
     watches_functions: bool  # attention may be called in other ways than through transformers' interface
 
     def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A call of a root begins; False where one is running already (a root that calls itself)."""
+        raise NotImplementedError
 
     def end(self, complete: bool) -> None:
         """The pass ended: completely, or by an exception."""
+        raise NotImplementedError
 
     def see(self, call: AnyCall | Unread, module: nn.Module | None) -> None:
         """An attention call of `module` was made."""
+
+    def change(self, module: nn.Module | None) -> Change | None:
+        """What is to be changed of the attention call that `module` makes now; asked once a call, before `see`."""
+        return None
 
 
 _observer: ContextVar[Observer | None] = ContextVar("clearhead_observer", default=None)
@@ -88,10 +96,23 @@ class Observer:
         self._watching = any(listener.watches_functions for listener in listeners)
         self._roots = {id(root) for listener in listeners for root in listener.roots}
 
-    def _called(self, call: AnyCall) -> None:
-        """PyTorch's attention function was called; an earlier seam may report that call (see `stepped_out`)."""
-        if not self.inside:
-            self.see(call, self.modules[-1])
+    def _called(self, call: AnyCall) -> dict[int, Tensor]:
+        """PyTorch's attention function was called; an earlier seam may report that call (see `stepped_out`).
+
+        Returns what the heads bring that a block changes, each (B, T, Dv).
+        """
+        if self.inside:
+            return {}
+        change = self.change(self.modules[-1])
+        call, brought = (call, {}) if change is None else change.of(call)
+        self.see(call, self.modules[-1])
+        return brought
+
+    def change(self, module: nn.Module | None) -> Change | None:
+        """What the blocks change of the attention call that `module` makes now."""
+        asked = (listener.change(module) for listener in self.listeners)
+        found = [change for change in asked if change is not None]
+        return reduce(Change.joined, found) if found else None
 
     def see(self, call: AnyCall | Unread, module: nn.Module | None) -> None:
         """Tell every block whose model is running."""

@@ -38,7 +38,7 @@ __all__ = ["Keep", "Recorder"]
 Keep: TypeAlias = Callable[[str, AttentionMap], Any]  # of a layer's label and its map
 
 
-class Recorder:
+class Recorder(observer.Listener):
     """The context manager that `clearhead.record` returns; entering it gives the `Recording`."""
 
     def __init__(
@@ -204,6 +204,7 @@ class Recorder:
             self._reduce(into, Layer(number, path, call, rule), self._keep)
             return
         before, borrowed = self._recording.last(number), is_borrowed(call, self._buffers)
+        call = call.without_values()
         into.add(Layer(number, path, call, rule, before=before, borrowed=borrowed, overwritten=overwritten))
 
     def _reduce(self, into: Pass, layer: Layer, keep: Keep) -> None:

@@ -103,6 +103,7 @@ def _goes_on(run: list[_Plain], other: _Plain) -> bool:
     mine, its = last.call, other.call
     before = last.size[1]
     alike = mine.scale == its.scale and mine.softcap == its.softcap and _same(mine.sinks, its.sinks)
+    alike = alike and mine.changed == its.changed
     if alike and T == 1 and run[0].size == other.size == last.size:
         return _equal(last.real, other.real) and (mine.k is its.k or mine.k.data_ptr() == its.k.data_ptr())
     grown = len(run) == 1 or run[-2].size[1] < before

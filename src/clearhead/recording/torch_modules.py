@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.errors import RecordingError
-from clearhead.recording.calls import Call
+from clearhead.recording.calls import AnyCall, Call
 from clearhead.recording.multihead import Given, read_layer, read_native, read_python
+from clearhead.recording.multihead_changed import Changed, changed_layer, changed_native, changed_python
 from clearhead.recording.observer import current
 from clearhead.recording.wrapping import Function, Replacement
 
@@ -194,7 +195,7 @@ def _stepping_in(original: Function) -> Function:
 Report = Callable[[_Running | None, list[Tensor], Function, tuple[Any, ...], dict[str, Any]], Call]
 
 
-def _reporting(owner: Any, name: str, report: Report) -> Replacement:
+def _reporting(owner: Any, name: str, report: Report, changed: Changed) -> Replacement:
     def wrap(original: Function) -> Function:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -202,15 +203,22 @@ def _reporting(owner: Any, name: str, report: Report) -> Replacement:
             if observer is None or not observer.running or observer.inside:
                 return original(*args, **kwargs)
             with observer.taken():
-                projected: list[Tensor] = []
-                with _set(_projected, projected):
-                    result = original(*args, **kwargs)
                 running = _running.get()
                 own = running if running is not None and running.depth == len(observer.modules) else None
-                call = report(own, projected, original, args, kwargs)
+                module = observer.modules[-1] if own is None else own.attention
+                change = observer.change(module)
+                call: AnyCall
+                projected: list[Tensor] = []
+                with _set(_projected, projected):
+                    if change is None:
+                        result = original(*args, **kwargs)
+                        call = report(own, projected, original, args, kwargs)
+                    else:
+                        read = functools.partial(report, own, projected, original)
+                        result, call = changed(change, original, read, args, kwargs)
                 if own is not None:
                     own.seen = True
-                observer.see(call, observer.modules[-1] if own is None else own.attention)
+                observer.see(call, module)
             return result
 
         return _in_python(function)
@@ -278,9 +286,9 @@ def _noting(name: str) -> Replacement:
 _KINDS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
 _ALWAYS = (
     *map(_watched, _KINDS),
-    _reporting(torch, "_transformer_encoder_layer_fwd", _kernel(read_layer, nn.TransformerEncoderLayer)),
-    _reporting(torch, "_native_multi_head_attention", _kernel(read_native, nn.MultiheadAttention)),
-    _reporting(F, "multi_head_attention_forward", _python),
+    _reporting(torch, "_transformer_encoder_layer_fwd", _kernel(read_layer, nn.TransformerEncoderLayer), changed_layer),
+    _reporting(torch, "_native_multi_head_attention", _kernel(read_native, nn.MultiheadAttention), changed_native),
+    _reporting(F, "multi_head_attention_forward", _python, changed_python),
     _noting("_in_projection_packed"),
     _noting("_in_projection"),
 )

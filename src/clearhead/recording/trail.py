@@ -14,8 +14,11 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from clearhead._checks import describe
 from clearhead._watch import version_of
+from clearhead.errors import RecordingError
 from clearhead.recording.calls import AnyCall, check_lasting
+from clearhead.recording.changing import written
 from clearhead.recording.formula import Part, Scores, read_back, weights_call
 
 __all__ = [
@@ -50,6 +53,7 @@ class Softmax:
     scores: Scores | None
     compares: bool = False  # its scores were a product of queries and keys
     told: bool = False
+    changed: bool = False  # by a knockout, as it was told
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,18 @@ class Attention:
     left: Tensor
     v: Tensor
     heads: tuple[int, ...]  # (B, H), where v's are one dimension and that is known
+    order: tuple[int, ...] | None = None  # the dimensions of the result as (…, T, Dv); None where that is not known
+
+    def written(self, result: Tensor, call: AnyCall, brought: Mapping[int, Tensor]) -> Tensor:
+        """The result of the product, in which some heads (B, T, Dv) are changed."""
+        if self.order is None:
+            raise RecordingError(
+                f"knockout: what the heads bring cannot be told apart in {describe(result)}, the product of attention"
+                f" weights {tuple(self.left.shape)} with values. Write it as weights @ v."
+            )
+        heads = result.permute(self.order)
+        made = written(heads.reshape(*call.shape[:3], -1), brought).reshape(heads.shape)
+        return made.permute(sorted(range(made.ndim), key=self.order.__getitem__))
 
 
 Made: TypeAlias = "Folded | Scores | Weights | Turned | Attention"
@@ -128,7 +144,7 @@ class _Note:
 class Trail:
     """What recent results were made of; reports each attention that it leads to."""
 
-    def __init__(self, see: Callable[[AnyCall], None]) -> None:
+    def __init__(self, see: Callable[[AnyCall], Mapping[int, Tensor]]) -> None:
         self._see = see
         self._notes: dict[int, _Note] = {}
 
@@ -145,8 +161,13 @@ class Trail:
         known = self._known(given)  # before the call, which may write to its arguments
         result = func(*args, **kwargs)
         about = result if isinstance(result, Tensor) else given.get("input")
-        if is_plain(about):
-            self._take(how.read(Step(given, known, about)), about)
+        if not is_plain(about):
+            return result
+        made = how.read(Step(given, known, about))
+        if isinstance(made, Attention):
+            return self._report(made, result)
+        if made is not None:
+            self._note(made, about)
         return result
 
     def _noted(self, values: Iterable[object]) -> bool:
@@ -167,12 +188,6 @@ class Trail:
             return None  # written to by a function that is not followed
         return _written(note.made, x)
 
-    def _take(self, made: Made | None, about: Tensor) -> None:
-        if isinstance(made, Attention):
-            self._report(made)
-        elif made is not None:
-            self._note(made, about)
-
     def _note(self, made: Made, about: Tensor) -> None:
         key = id(about)
         while len(self._notes) >= _RECENT:
@@ -186,23 +201,31 @@ class Trail:
         notes.pop(key, None)
         notes[key] = _Note(weakref.ref(about, gone), version_of(about), made)
 
-    def _report(self, attention: Attention) -> None:
+    def _report(self, attention: Attention, result: Tensor) -> Tensor:
+        """Tell of an attention that was computed; its result, in which a block may have changed heads."""
         made = attention.weights
         if attention.left.is_inference():  # these do not tell whether they were written to
             made = made.written(attention.left)
         softmax, weights = made.softmax, made.of(attention.left)
+        if softmax.changed:
+            raise RecordingError(
+                f"knockout: attention weights {tuple(weights.shape)} are multiplied by values a second time, where the"
+                " heads would still be as they were. This layer cannot be changed."
+            )
         if softmax.told:
-            return
+            return result
         check_lasting(weights)
         v = Part(attention.v, tuple(attention.left.shape[:-2]))
         scores = softmax.scores
         if weights.ndim == 2 and not _is_self_attention(scores):
-            return
+            return result
         call = None if scores is None else read_back(scores, made.zeroed, weights, v)
         if call is None and weights.ndim == 2:
-            return
-        softmax.told = True
-        self._see(weights_call(weights, scores, attention.heads) if call is None else call)
+            return result
+        told = weights_call(weights, scores, attention.heads, v) if call is None else call
+        brought = self._see(told)
+        softmax.told, softmax.changed = True, bool(brought)
+        return attention.written(result, told, brought) if brought else result
 
 
 def _written(made: Weights | Turned, x: Tensor) -> Weights | Turned:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from clearhead import reference
 from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, average_heads
+from clearhead.maps.across import ValueWeighted, rollout
 from clearhead.maps.base import Selection
 from clearhead.maps.composed import OneSequence, Stitched
+from clearhead.maps.replaced import replace_heads
 from clearhead.masks import MaskRule
 from clearhead.testing.cases import Case
 from clearhead.testing.contract import Subject
@@ -118,6 +120,38 @@ def _average(case: Case) -> Subject:
 @subject("OneSequence")
 def _one_sequence(case: Case) -> Subject:
     return _made(case, lambda: OneSequence(softmax_map(case)[1]), lambda a: a[1][None])
+
+
+@subject("Replaced")
+def _replaced(case: Case) -> Subject:
+    """One head attends to nothing."""
+    return _made(case, lambda: replace_heads(softmax_map(case), {1: "nothing"}), _without_head_1)
+
+
+def _without_head_1(weights: Tensor) -> Tensor:
+    return torch.cat([weights[:, :1], torch.zeros_like(weights[:, 1:2]), weights[:, 2:]], 1)
+
+
+@subject("Rollout")
+def _rollout(case: Case) -> Subject:
+    """Two layers, of the first heads' weights on the keys that are queries too."""
+    n, weights = min(case.shape[-2:]), case.plain()
+    layers = [weights[:, heads, :n, :n] for heads in (slice(0, 2), slice(1, 2))]
+    exact, plain = (_product([layer.to(dtype) for layer in layers]) for dtype in (torch.float64, weights.dtype))
+    return Subject(lambda: rollout([DenseMap(layer) for layer in layers]), exact, plain, terms=2 * case.terms)
+
+
+def _product(layers: list[Tensor]) -> Tensor:
+    mixed = [layer.mean(1) + torch.eye(layer.shape[-1], dtype=layer.dtype) for layer in layers]
+    first, second = (layer / layer.sum(-1, keepdim=True) for layer in mixed)
+    return second @ first
+
+
+@subject("ValueWeighted")
+def _value_weighted(case: Case) -> Subject:
+    weights = case.plain()
+    norms = torch.linspace(0.5, 2, case.shape[-1]).to(weights.dtype).expand(*case.shape[:2], -1)
+    return _given(case, weights * norms[..., None, :], lambda: ValueWeighted(DenseMap(weights), norms))
 
 
 @subject("Stitched")
