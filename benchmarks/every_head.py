@@ -29,8 +29,10 @@ def ways(model: Any, tokens: int) -> bench.Ways:
 def prepare(tokens: int, name: str) -> Callable[[], object]:
     """In a fresh process."""
     torch.set_grad_enabled(False)
+    model = zoo.load(MODEL)[0]
+    bench.load_weights(model)
     bench.load_loops()
-    return ways(zoo.load(MODEL)[0], tokens)[name]
+    return ways(model, tokens)[name]
 
 
 def main() -> None:

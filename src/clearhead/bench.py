@@ -19,10 +19,10 @@ from clearhead._measuring import Timing, alternate, machine, peak_of_child
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError, ShapeError
 from clearhead.kernels.path import force
+from clearhead.looking.runs import _frugal, writes_a_second_text
 from clearhead.maps import SoftmaxMap
 from clearhead.masks import causal
 from clearhead.recording import record
-from clearhead.view import _check_kind, _frugal
 from clearhead.zoo import context_length, load
 
 __all__ = ["Bench", "bench", "dense_statistics", "draw_tensors", "model_ways", "tensor_ways"]
@@ -215,14 +215,22 @@ def _eager_nbytes(config: Any, tokens: int) -> int:
     return int(4 * config.num_hidden_layers * config.num_attention_heads * tokens**2)
 
 
+def load_weights(model: nn.Module) -> None:
+    """Read every weight once: those of a file that is mapped into memory come when they are first read."""
+    for weights in model.parameters():
+        weights.detach().sum()
+
+
 def _model_way(model: str, tokens: int, name: str) -> Callable[[], object]:
     loaded = load(model)[0]
+    load_weights(loaded)
     load_loops()
     return model_ways(loaded, _ids(loaded, tokens))[name]
 
 
 def _length(model: nn.Module, name: str, tokens: int | None) -> int:
-    _check_kind(model, name)
+    if writes_a_second_text(model):
+        raise ModelError(f"bench({name!r}): the model reads one text and writes another, which bench does not run.")
     longest = context_length(model)
     if longest is not None and tokens is not None and tokens > longest:
         raise ModelError(f"bench({name!r}, tokens={tokens}): the model reads at most {longest:,} tokens.")
