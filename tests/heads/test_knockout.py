@@ -181,6 +181,15 @@ def test_a_trivial_head_attends_as_the_textbook_says(
         assert torch.equal(shown[:, rest].to_dense(), recording[1].to_dense()[:, rest] * real[:, None, :, None])
 
 
+def test_weights_that_an_eager_model_hands_out_are_the_changed_ones() -> None:
+    model, inputs = build("Llama", "eager"), ARCHITECTURES["Llama"].inputs(False)
+    with torch.inference_mode(), knockout(model, {(1, 0): "uniform", (1, 3): "previous"}), record(model) as recording:
+        handed_out = model(**inputs, output_attentions=True).attentions
+    assert torch.equal(handed_out[1][0, 3].diagonal(-1), torch.ones(9))
+    for given, attn in zip(handed_out, recording, strict=True):
+        torch.testing.assert_close(given, attn.to_dense(), rtol=0, atol=1e-6)
+
+
 def test_a_head_at_its_mean_brings_the_mean_of_its_outputs_over_the_real_tokens_of_a_corpus() -> None:
     model = build("Llama", "sdpa").double()
     corpus = [ARCHITECTURES["Llama"].inputs(padded) for padded in (False, True)]
