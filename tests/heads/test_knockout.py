@@ -366,6 +366,22 @@ def test_generating_with_a_changed_head_is_the_model_with_it_on_the_whole_text()
             torch.testing.assert_close(recording[layer].to_dense(), whole[layer].to_dense(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+def test_calls_of_one_text_that_were_changed_otherwise_stay_apart() -> None:
+    model, ids = build("Llama", "sdpa"), ARCHITECTURES["Llama"].inputs(False)["input_ids"][:1]
+    with torch.no_grad(), record(model) as recording:
+        cache = model(ids[:, :6]).past_key_values
+        with knockout(model, {(0, 1): "previous"}):
+            for n in range(6, 9):
+                model(ids[:, n : n + 1], past_key_values=cache)
+    with torch.no_grad(), record(model) as plain:
+        model(ids[:, :9])
+    text, whole = recording[0].to_dense(), plain[0].to_dense()
+    assert torch.equal(recording[0][0, 1].diagonal(-1)[-3:], torch.ones(3))
+    torch.testing.assert_close(text[:, :, :6], whole[:, :, :6], rtol=0, atol=1e-6)
+    torch.testing.assert_close(text[:, [0, 2, 3]], whole[:, [0, 2, 3]], rtol=0, atol=1e-6)
+
+
 # --- what cannot be done is said ------------------------------------------------------------------------------
 
 
