@@ -17,6 +17,7 @@ import clearhead
 from clearhead import AdditiveMap, DenseMap, LinearMap, RecordingError, SoftmaxMap, View, masks, saving, scores
 from clearhead.maps import AttentionMap, Stitched, average_heads
 from clearhead.maps.composed import OneSequence
+from clearhead.maps.replaced import replace_heads
 from clearhead.saving import _CLASSES, FORMAT, load_folder, save_folder
 
 safetensors = pytest.importorskip("safetensors")
@@ -55,6 +56,7 @@ MAPS: dict[str, Callable[[], AttentionMap]] = {
     "linear": lambda: LinearMap(Q, K, padding=torch.tensor([[1] * 7 + [0] * 2])),
     "a past": lambda: LinearMap(Q, K, is_causal=True, past=numbers(1, 2, 8).abs(), past_keys=3),
     "average": lambda: average_heads(SoftmaxMap(Q, K)),
+    "changed heads": lambda: replace_heads(SoftmaxMap(Q, K), {0: "previous", 1: "uniform", 3: "nothing"}),
     "average of a part": lambda: average_heads(DenseMap(torch.softmax(numbers(4, 9, 9), -1)))[2:4],
     "stitched": lambda: Stitched([SoftmaxMap(Q[:, :, :5], K[:, :, :5]), SoftmaxMap(Q[:, :, 5:], K[:, :, 2:])], [0, 2]),
 }
@@ -155,9 +157,10 @@ def test_the_format_names_every_attribute() -> None:
         "AdditiveMap": softmax - {"bias", "scale", "softcap", "sinks", "_v"} | {"_score"},
         "LinearMap": {"mask", "padding", "_is_causal", "_past", "_past_keys", "_norm", "_q", "_k", "_axes", "_b", "_h"}
         | {"_t", "_all_queries", "_bound", "_made_from"},
-        "DenseMap": {"_layers", "_stacked"},
+        "DenseMap": {"_layers", "_stacked", "v"},
         "HeadAverage": {"_attn"},
         "OneSequence": {"_attn"},
+        "Replaced": {"_attn", "_heads", "_others"},
         "Selection": {"_attn", "_lead", "_rows"},
         "Stitched": {"_parts"},
     }

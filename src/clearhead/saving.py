@@ -28,6 +28,7 @@ from clearhead.errors import RecordingError
 from clearhead.maps import AdditiveMap, DenseMap, HeadAverage, LinearMap, SoftmaxMap, Stitched
 from clearhead.maps.base import Selection, Uniform
 from clearhead.maps.composed import OneSequence, _Part
+from clearhead.maps.replaced import Nothing, Previous, Replaced
 from clearhead.masks import Band, Both, positions, rule, sequences, sparse
 
 __all__ = ["FORMAT", "is_recording", "load_folder", "save_folder"]
@@ -41,6 +42,7 @@ _CLASSES: dict[str, type] = {
     one.__name__: one
     for one in (
         *(SoftmaxMap, AdditiveMap, LinearMap, DenseMap, HeadAverage, OneSequence, Stitched, _Part, Selection, Uniform),
+        *(Replaced, Previous, Nothing),
         *(Band, Both, positions.FirstTokens, rule.Dense, rule.Either, rule.Not, sequences.Documents, sequences.Padding),
         *(sparse.BlockSparse, sparse.GlobalTokens, sparse.Strided),
         *(scores.ALiBi, scores.DenseBias, scores.Hidden, scores.Sum, scores.T5Bias),

@@ -181,6 +181,15 @@ def test_a_trivial_head_attends_as_the_textbook_says(
         assert torch.equal(shown[:, rest].to_dense(), recording[1].to_dense()[:, rest] * real[:, None, :, None])
 
 
+def test_weights_that_an_eager_model_hands_out_are_the_changed_ones() -> None:
+    model, inputs = build("Llama", "eager"), ARCHITECTURES["Llama"].inputs(False)
+    with torch.inference_mode(), knockout(model, {(1, 0): "uniform", (1, 3): "previous"}), record(model) as recording:
+        handed_out = model(**inputs, output_attentions=True).attentions
+    assert torch.equal(handed_out[1][0, 3].diagonal(-1), torch.ones(9))
+    for given, attn in zip(handed_out, recording, strict=True):
+        torch.testing.assert_close(given, attn.to_dense(), rtol=0, atol=1e-6)
+
+
 def test_a_head_at_its_mean_brings_the_mean_of_its_outputs_over_the_real_tokens_of_a_corpus() -> None:
     model = build("Llama", "sdpa").double()
     corpus = [ARCHITECTURES["Llama"].inputs(padded) for padded in (False, True)]
@@ -355,6 +364,22 @@ def test_generating_with_a_changed_head_is_the_model_with_it_on_the_whole_text()
         assert torch.equal(logits[:, ids.shape[1] - 1 :].argmax(-1), text[:, ids.shape[1] :])
         for layer in range(3):
             torch.testing.assert_close(recording[layer].to_dense(), whole[layer].to_dense(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+def test_calls_of_one_text_that_were_changed_otherwise_stay_apart() -> None:
+    model, ids = build("Llama", "sdpa"), ARCHITECTURES["Llama"].inputs(False)["input_ids"][:1]
+    with torch.no_grad(), record(model) as recording:
+        cache = model(ids[:, :6]).past_key_values
+        with knockout(model, {(0, 1): "previous"}):
+            for n in range(6, 9):
+                model(ids[:, n : n + 1], past_key_values=cache)
+    with torch.no_grad(), record(model) as plain:
+        model(ids[:, :9])
+    text, whole = recording[0].to_dense(), plain[0].to_dense()
+    assert torch.equal(recording[0][0, 1].diagonal(-1)[-3:], torch.ones(3))
+    torch.testing.assert_close(text[:, :, :6], whole[:, :, :6], rtol=0, atol=1e-6)
+    torch.testing.assert_close(text[:, [0, 2, 3]], whole[:, [0, 2, 3]], rtol=0, atol=1e-6)
 
 
 # --- what cannot be done is said ------------------------------------------------------------------------------

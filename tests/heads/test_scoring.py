@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead import DenseMap, ShapeError, SoftmaxMap, masks, record
-from clearhead.heads import Pairs, Parse, Tokens, aligned, relation_score
+from clearhead.heads import Pairs, Parse, Tokens, aligned, relation_score, scoring
 
 # Olsson et al. 2022: 25 random tokens, four times, after BOS.
 PART = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[:25] + 1
@@ -75,7 +75,8 @@ def test_the_baselines_stand_beside_the_score() -> None:
     assert repr(found) == "RelationScore('induction': most mass in H1, 1.000, uniform 0.031, offset -24 1.000)"
 
 
-def test_a_random_head_scores_as_its_dense_weights_say() -> None:
+def test_a_random_head_scores_as_its_dense_weights_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "_AT_ONCE", 8 * 4 * 30 * 7)  # some pairs, and seven queries, at once
     g = torch.Generator().manual_seed(3)
     ids = torch.randint(0, 6, (30,), generator=g)
     q, k = (torch.randn(1, heads, 30, 8, generator=g, dtype=torch.float64) for heads in (4, 2))

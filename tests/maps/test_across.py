@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead import DenseMap, RecordingError, ShapeError, SoftmaxMap, average_heads, masks, record
-from clearhead.maps import rollout, value_weighted
+from clearhead.maps import across, rollout, value_weighted
 from clearhead.testing import Allocations
 
 
@@ -27,7 +27,8 @@ def dense_product(weights: list[Tensor]) -> Tensor:
     return product
 
 
-def test_trap26_rollout_is_the_dense_product_and_every_row_sums_to_1() -> None:
+def test_trap26_rollout_is_the_dense_product_and_every_row_sums_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(across, "_AT_ONCE", 100)
     maps = layers(3, 256)
     lazy, expected = rollout(maps), dense_product([attn.to_dense() for attn in maps])
     dense = lazy.to_dense()
@@ -37,6 +38,7 @@ def test_trap26_rollout_is_the_dense_product_and_every_row_sums_to_1() -> None:
         (lazy[0, -1], expected[0, -1]),
         (lazy[..., 7], expected[..., 7]),
         (lazy.diagonal(-1), expected.diagonal(-1, 1, 2)),
+        (lazy.pick(torch.arange(256)[:, None], torch.tensor([7, 3])), expected[..., [7, 3]]),
         (lazy.received(), expected.sum(-2)),
     ):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
