@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -214,7 +215,11 @@ def test_a_file_of_the_right_size_with_other_content(written: Path) -> None:
         ({"layers": [{"dict": {"map": {"os.system": "id"}}}]}, "damaged: its parts do not fit together"),
         ({"layers": [{"dict": {"map": {"tensor": ["9.9", [1], []]}}}]}, "damaged: its parts do not fit together"),
         ({"layers": [{"dict": {"map": {"tensor": ["0.0", [7, 7], []]}}}]}, "damaged: its parts do not fit together"),
-        ({"files": {"../elsewhere.safetensors": 3}}, "is missing"),
+        ({"layers": [{"dict": {"map": {"tensor": ["-1.0", [1], []]}}}]}, "damaged: its parts do not fit together"),
+        ({"files": {"../elsewhere.safetensors": 3}}, "names files that no recording has"),
+        ({"files": {"/dev/null": 0}}, "names files that no recording has"),
+        ({"files": {"layer-0000.safetensors": "many"}}, "damaged: its parts do not fit together"),
+        ({"files": None}, "damaged: its parts do not fit together"),
     ],
 )
 def test_an_index_that_somebody_made(change: dict[str, Any], said: str, written: Path) -> None:
@@ -241,6 +246,20 @@ def test_an_index_that_was_changed(written: Path) -> None:
     index = written / "recording.json"
     index.write_text(index.read_text().replace('"scale":', '"scale":1', 1))
     with pytest.raises(RecordingError, match=r"damaged: recording\.json is cut short or was changed"):
+        load_folder(written)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"format":1,"told":' + '{"a":' * 100_000, "null", "[1]"])
+def test_an_index_of_something_else(content: str, written: Path) -> None:
+    (written / "recording.json").write_text(content)
+    with pytest.raises(RecordingError, match=r"damaged: recording\.json is cut short or was changed"):
+        load_folder(written)
+
+
+def test_an_index_that_tells_nothing(written: Path) -> None:
+    index = {"format": FORMAT, "sha256": saving._digest([1]), "told": [1]}
+    (written / "recording.json").write_text(json.dumps(index))
+    with pytest.raises(RecordingError, match="damaged"):
         load_folder(written)
 
 
@@ -274,8 +293,45 @@ def test_a_recording_has_the_rights_of_any_new_file(folder: Path) -> None:
 
 def test_an_empty_folder_is_taken(folder: Path) -> None:
     folder.mkdir()
-    save_folder(folder, {}, [])
+    before = folder.stat().st_ino
+    save_folder(folder, {}, [{"n": 1}])
+    assert load_folder(folder) == ({}, [{"n": 1}])
+    assert folder.stat().st_ino == before  # itself: it may be a disk of its own
+    assert sorted(file.name for file in folder.iterdir()) == ["layer-0000.safetensors", "recording.json"]
+
+
+def test_a_link_to_an_empty_folder_is_followed(folder: Path) -> None:
+    folder.mkdir()
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    save_folder(link, {}, [])
+    assert link.is_symlink()
     assert load_folder(folder) == ({}, [])
+
+
+def test_the_folder_in_which_one_stands_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    save_folder(Path("."), {}, [])
+    assert load_folder(Path(".")) == ({}, [])
+
+
+@pytest.mark.parametrize("last", ["layer-0000.safetensors", "recording.json"])
+def test_an_empty_folder_stays_empty_where_writing_ends_early(
+    last: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    replace = os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        replace(source, target)
+        if target.name == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_folder(folder, {}, [{"n": 1}])
+    assert list(folder.iterdir()) == []
 
 
 # --- views --------------------------------------------------------------------------------------------------------

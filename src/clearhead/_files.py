@@ -14,7 +14,7 @@ FIGURES = (".svg", ".png", ".pdf")  # the endings of the files that a figure may
 def why_no_folder(folder: Path) -> str | None:
     """Why no new folder of this name can be filled; None where it can be, or is there and empty."""
     if folder.is_dir() and not any(folder.iterdir()):
-        return None
+        return None if os.access(folder, os.W_OK | os.X_OK) else f"cannot write to the folder {folder}: name another"
     if folder.exists() or folder.is_symlink():
         return f"{folder} is there already: name a new folder for the recording, or remove it first"
     above = folder.absolute().parent

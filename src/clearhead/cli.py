@@ -326,6 +326,8 @@ def _keep(view: View, folder: Path, report: Progress) -> None:
         view.save_recording(folder.absolute())  # as it is: "~" is a letter here
     except ImportError as error:
         stop(str(error))
+    except OSError as error:  # it names a file of ours, or none
+        stop(f"cannot write {folder}: {error.strerror or error}")
 
 
 def _server(port: int, report: Progress) -> Server:

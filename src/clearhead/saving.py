@@ -62,15 +62,34 @@ def save_folder(folder: Path, facts: Mapping[str, Any], layers: Sequence[Mapping
     why = why_no_folder(folder)
     if why is not None:
         raise RecordingError(f"{why}.")
-    part = folder.absolute().parent / f".clearhead-{secrets.token_hex(8)}"
+    there = folder.is_dir()
+    part = (folder if there else folder.absolute().parent) / f".clearhead-{secrets.token_hex(8)}"
     part.mkdir()
     try:
         _write(part, facts, layers)
-        if folder.is_dir():
-            folder.rmdir()
-        os.replace(part, folder)
+        if there:
+            _move_up(part)
+        else:
+            os.replace(part, folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _move_up(part: Path) -> None:
+    """Move all files into the folder above, the index last: it makes a recording of them.
+
+    That folder is not replaced: it may be a link, a disk of its own, or where somebody's shell stands.
+    """
+    moved: list[Path] = []
+    try:
+        for path in sorted(part.iterdir(), key=lambda path: path.name == _INDEX):
+            moved.append(part.parent / path.name)
+            os.replace(path, moved[-1])
+        part.rmdir()
+    except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
         raise
 
 
@@ -182,14 +201,23 @@ def load_folder(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             f"there is no recording {folder}: no such folder. `clearhead look --save-recording {folder}` makes one."
         )
     told = _index(folder)
-    for name, nbytes in told["files"].items():
-        _check_file(folder, name, nbytes)
+    try:
+        return _told(folder, told["facts"], told["layers"], told["files"])
+    except (RecordingError, ImportError, OSError):
+        raise
+    except Exception as error:  # whatever somebody wrote there by hand
+        raise _damaged(folder, f"its parts do not fit together ({type(error).__name__}: {error})") from error
+
+
+def _told(folder: Path, facts: Any, layers: Any, files: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    names = [_file(n) for n in range(len(files))]
+    if list(files) != names:
+        raise _damaged(folder, f"{_INDEX} names files that no recording has")
+    for name in names:
+        _check_file(folder, name, files[name])
     with ExitStack() as stack:
-        reader = _Reader([_open(folder / _file(n), stack) for n in range(len(told["files"]))])
-        try:
-            return reader.value(told["facts"]), [reader.value(layer) for layer in told["layers"]]
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
-            raise _damaged(folder, f"its parts do not fit together ({type(error).__name__}: {error})") from error
+        reader = _Reader([_open(folder / name, stack) for name in names])
+        return reader.value(facts), [reader.value(layer) for layer in layers]
 
 
 def _index(folder: Path) -> dict[str, Any]:
@@ -199,7 +227,7 @@ def _index(folder: Path) -> dict[str, Any]:
         whole = version != FORMAT or index["sha256"] == _digest(index["told"])
     except FileNotFoundError:
         raise RecordingError(f"{folder} is no recording: there is no {_INDEX} in it.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise _damaged(folder, f"{_INDEX} is cut short or was changed")
@@ -210,7 +238,8 @@ def _index(folder: Path) -> dict[str, Any]:
             f"the recording {folder} has format {version!r}, this clearhead reads {FORMAT}. It was written by {what}"
             " record it anew."
         )
-    return dict(index["told"])
+    told: dict[str, Any] = index["told"]
+    return told
 
 
 def _check_file(folder: Path, name: str, nbytes: int) -> None:

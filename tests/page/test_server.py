@@ -196,8 +196,15 @@ def test_no_file_is_found_by_climbing_and_no_folder_is_listed(path: str, live: R
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH"])
 def test_nothing_but_questions(method: str, live: Running) -> None:
-    status, _, body = live.ask("/{token}/0/part/facts", method=method, body="x" * 10)
-    assert (status, body) == (405, b"Method Not Allowed")
+    said = live.said("/{token}/0/part/facts", 405, method=method, body="x" * 10)
+    assert said == "Only questions are answered here, with GET.\n"
+    assert live.said("/", 404, method=method) == live.said("/", 404)
+    assert live.said("/{token}/0/", 403, method=method, Host="elsewhere.example") == live.said("/", 403, Host="a.b")
+
+
+@pytest.mark.parametrize("path", ["http://127.0.0.1/{token}/0/", "http://elsewhere.example/{token}/0/", "*", "/%0a/0/"])
+def test_what_is_no_path_is_turned_away_as_the_rest(path: str, live: Running) -> None:
+    assert "There is nothing here" in live.said(path, 404, Host=f"127.0.0.1:{live.port}")
 
 
 def test_a_question_with_a_body(live: Running) -> None:

@@ -27,10 +27,9 @@ from clearhead.page.shell import beside_shell, live_shell, script, static
 
 try:
     import uvicorn
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise ImportError(
@@ -74,7 +73,7 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         self._token, self._pages = secrets.token_urlsafe(16), list[Answers]()
         config = uvicorn.Config(
-            _App(self._pages, self._token, self.port).starlette(),
+            _App(self._pages, self._token, self.port),
             http=_Impatient,
             ws="none",
             lifespan="off",
@@ -141,12 +140,14 @@ class _App:
         self._pool = alone(workers)
         self._turn = asyncio.Semaphore(workers)
 
-    def starlette(self) -> Starlette:
-        """The application: one way in, so that nothing is reached past the checks."""
-        return Starlette(routes=[Route("/{path:path}", self._respond, methods=["GET"])])
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application: one way in, so that nothing is answered past the checks."""
+        response = await self._respond(Request(scope, receive))
+        await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        found = self._turned_away(request) or self._static(request.path_params["path"], request.url.query)
+        path = request.scope["path"][1:]
+        found = self._turned_away(request, path) or self._static(path, request.scope["query_string"].decode("latin-1"))
         if isinstance(found, Response):
             return found
         try:
@@ -154,14 +155,16 @@ class _App:
         except asyncio.TimeoutError:
             return _said(503, f"This took longer than {SECONDS} seconds and was given up: ask for less at a time.")
 
-    def _turned_away(self, request: Request) -> Response | None:
-        headers, (token, _, _) = request.headers, request.path_params["path"].partition("/")
+    def _turned_away(self, request: Request, path: str) -> Response | None:
+        headers, (token, _, _) = request.headers, path.partition("/")
         hosts = headers.getlist("host")
         foreign = any(origin != f"http://{host}" for origin in headers.getlist("origin") for host in hosts)
         if len(hosts) != 1 or hosts[0] not in self._hosts or foreign:
             return _said(403, "This address answers only the page that it shows.")
         if not secrets.compare_digest(token.encode(), self._token):
             return _said(404, "There is nothing here. The address that clearhead printed has a key in it.")
+        if request.method not in ("GET", "HEAD"):
+            return _said(405, "Only questions are answered here, with GET.")
         if len(request.scope["raw_path"]) + len(request.scope["query_string"]) > REQUEST:
             return _said(414, f"A question of more than {REQUEST:,} bytes.")
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:

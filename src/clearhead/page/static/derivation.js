@@ -156,7 +156,7 @@ function contextOf({ tokens, n }, key) {
 function shorten() {
   let formulas = $$("#steps .eq");
   for (const kind of ["brief", "terse", "short", "bare"]) {
-    formulas = formulas.filter((line) => line.scrollWidth > line.clientWidth + 1);
+    formulas = formulas.filter((line) => line.scrollWidth > line.clientWidth);
     for (const line of formulas) line.classList.add(kind);
   }
 }
