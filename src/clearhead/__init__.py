@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import cost, functional, heads, learn, masks, nn, plots, reference, scores, testing, zoo
+    from clearhead import cost, functional, learn, masks, nn, plots, reference, scores, testing, zoo
     from clearhead.errors import DTypeError, LessonError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
     from clearhead.heads import knockout
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clearhead.view import View
     from clearhead.views import Views
 
+# `heads` is one too, and not among the public names, of which there are thirty at most.
 _MODULES = ("cost", "functional", "heads", "learn", "masks", "nn", "plots", "reference", "scores", "testing", "zoo")
 _HOMES = {
     "AdditiveMap": "maps",
@@ -63,7 +64,6 @@ __all__ = [
     "average_heads",
     "cost",
     "functional",
-    "heads",
     "knockout",
     "learn",
     "look",
