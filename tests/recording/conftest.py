@@ -103,6 +103,11 @@ def touched() -> Callable[[], list[Any]]:
     return look
 
 
+def _wraps_another(x: Tensor) -> bool:
+    """Whether it is what a transform of PyTorch's, such as torch.func.vmap, makes of a tensor: it has no storage."""
+    return torch._is_functional_tensor(x) or torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 @pytest.fixture
 def alive() -> Callable[[], dict[int, int]]:
     """Bytes of every storage that a Python object holds, by address."""
@@ -110,7 +115,7 @@ def alive() -> Callable[[], dict[int, int]]:
     def look() -> dict[int, int]:
         gc.collect()
         tensors = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter) and not x.is_nested]
-        tensors = [x for x in tensors if x.device.type == "cpu" and not torch._is_functional_tensor(x)]
+        tensors = [x for x in tensors if x.device.type == "cpu" and not _wraps_another(x)]
         return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
 
     return look
