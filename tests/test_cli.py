@@ -663,6 +663,16 @@ def test_a_recording_is_not_written_over(clearhead_: Any, monkeypatch: pytest.Mo
     assert "there is no folder" in clearhead_(TEXT, "--save-recording", "nowhere/kept").stderr
 
 
+def test_a_disk_that_fills_up_is_told_with_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    class View:
+        def save_recording(self, folder: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(cli.typer.Exit):
+        cli._keep(View(), Path("kept"), lambda *at: None)
+    assert capsys.readouterr().err == "clearhead: cannot write kept: No space left on device\n"
+
+
 @pytest.mark.parametrize("command", [["look", "--live"], ["serve", "kept"]])
 def test_without_a_web_server_it_says_what_to_install(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "uvicorn"]:

@@ -330,6 +330,14 @@ def test_the_table_counts_the_roles_and_names_the_strongest() -> None:
         (lambda view: plots.entropy(HeadTable([])), ShapeError, "entropy.….: the table has no heads"),
         (lambda view: plots.roles(HeadTable([])), ShapeError, "roles.….: the table has no heads"),
         (lambda view: plots.roles(view, strongest=-1), ShapeError, "strongest=-1.: expected an integer >= 0"),
+        (
+            lambda view: plots.heads(view, ax=Figure()),
+            DTypeError,
+            "heads.…, ax=….: expected one of .* Axes, got Figure",
+        ),
+        (lambda view: plots.entropy(view, ax=Figure().subplots(2, 2)), DTypeError, "expected one of .* Axes, got"),
+        (lambda view: plots.roles(view, ax=0), DTypeError, "expected one of .* Axes, got int"),
+        (lambda view: plots.attention(torch.eye(3)), DTypeError, "a map, got a float32 tensor .* clearhead.DenseMap"),
         (lambda view: plots.save(view, "a.svg"), DTypeError, "expected a Figure, got .*View"),
     ],
 )

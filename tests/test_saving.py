@@ -359,6 +359,17 @@ def test_a_view_is_opened_without_its_model(folder: Path) -> None:
     assert repr(View.open(again.save_recording(folder.with_name("again")))) == repr(view)
 
 
+@pytest.mark.parametrize("change", [{"layers": {"list": [0, 1]}}, {"name": "x", "texts": None}, {"sides": 3}])
+def test_a_view_that_somebody_made(change: dict[str, Any], folder: Path) -> None:
+    clearhead.look(Mine(), numbers(3, 4)).save_recording(folder)
+    index = folder / "recording.json"
+    made = json.loads(index.read_text())
+    made["told"]["facts"]["dict"] |= change
+    index.write_text(json.dumps(made | {"sha256": saving._digest(made["told"])}))
+    with pytest.raises(RecordingError, match="damaged: its parts do not fit together"):
+        View.open(folder)
+
+
 def test_nothing_is_written_before_a_view_is_whole(folder: Path) -> None:
     view = clearhead.look(Mine(), torch.full((3, 2), torch.nan))
     with pytest.raises(clearhead.ModelError, match="not finite"):

@@ -61,6 +61,7 @@ def heads(view: View, *, ax: Axes | None = None) -> Figure:
     pixel, kept in 8 bits of their root as on the page. Its ``get_gid()``, in SVG the id, is the head's label.
     """
     _expect(view, "heads(…)", View)
+    _expect_axes(ax, "heads(…, ax=…)")
     table = view.heads()
     ax = ax or _axes(CELL * max(attn.shape[1] for attn in view.maps) + 130, CELL * len(view.maps) + 60)
     norm, colours = PowerNorm(0.5, 0, 1), {role: colour_map(role) for role in {head.role for head in table}}
@@ -106,6 +107,7 @@ def entropy(heads: View | HeadTable, *, ax: Axes | None = None) -> Figure:
     there can be. Cost of that: one pass a layer over a uniform map.
     """
     table = _table(heads, "entropy(…)")
+    _expect_axes(ax, "entropy(…, ax=…)")
     layers = sorted({head.layer for head in table})
     ax = ax or _axes(26 * min(len(layers), 14) + 180, 220)
     most = max(head.head for head in table) + 1
@@ -132,6 +134,7 @@ def entropy(heads: View | HeadTable, *, ax: Axes | None = None) -> Figure:
 def roles(heads: View | HeadTable, *, strongest: int = 3, ax: Axes | None = None) -> Figure:
     """Draw a table: how many heads have each role, and the strongest of them beside the score of a uniform head."""
     table = _table(heads, "roles(…)")
+    _expect_axes(ax, "roles(…, ax=…)")
     check_count("roles", "strongest", strongest, at_least=0)
     first = 180.0  # where the strongest heads begin, in points from the left
     counts = table.counts()
@@ -200,6 +203,11 @@ def _expect(given: object, call: str, *kinds: type) -> None:
         names = " or a ".join(kind.__name__ for kind in kinds)
         also = "; a map is drawn by attention(attn)" if isinstance(given, AttentionMap) else ""
         raise DTypeError(f"{call}: expected a {names}, got {describe(given)}{also}.")
+
+
+def _expect_axes(ax: object, call: str) -> None:
+    if ax is not None and not isinstance(ax, Axes):
+        raise DTypeError(f"{call}: expected one of matplotlib's Axes, got {describe(ax)}.")
 
 
 def _table(heads: View | HeadTable, call: str) -> HeadTable:

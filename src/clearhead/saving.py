@@ -11,8 +11,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from clearhead.maps.composed import OneSequence, _Part
 from clearhead.maps.replaced import Nothing, Previous, Replaced
 from clearhead.masks import Band, Both, positions, rule, sequences, sparse
 
-__all__ = ["FORMAT", "is_recording", "load_folder", "save_folder"]
+__all__ = ["FORMAT", "fitting", "is_recording", "load_folder", "save_folder"]
 
 FORMAT = 2  # to be raised with every change of what the classes below hold: a test knows the names
 _INDEX = "recording.json"
@@ -201,11 +201,19 @@ def load_folder(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             f"there is no recording {folder}: no such folder. `clearhead look --save-recording {folder}` makes one."
         )
     told = _index(folder)
+    with fitting(folder):
+        found = _told(folder, told["facts"], told["layers"], told["files"])
+    return found
+
+
+@contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Where what was read does not fit together, say so: an index may be of other hands, or of another state."""
     try:
-        return _told(folder, told["facts"], told["layers"], told["files"])
+        yield
     except (RecordingError, ImportError, OSError):
         raise
-    except Exception as error:  # whatever somebody wrote there by hand
+    except Exception as error:
         raise _damaged(folder, f"its parts do not fit together ({type(error).__name__}: {error})") from error
 
 

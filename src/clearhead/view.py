@@ -33,7 +33,7 @@ from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, level_of
 from clearhead.page.terms import Terms
 from clearhead.page.texts import Picture, Tokens
 from clearhead.projections import Projection
-from clearhead.saving import load_folder, save_folder
+from clearhead.saving import fitting, load_folder, save_folder
 
 if TYPE_CHECKING:
     from clearhead.page.widget import Widget
@@ -129,8 +129,17 @@ class View:
 
         Raises RecordingError where the folder is not there, cut short, damaged, or of another version.
         """
-        facts, layers = load_folder(Path(folder).expanduser())
+        place = Path(folder).expanduser()
+        facts, layers = load_folder(place)
+        with fitting(place):
+            view = cls._of(facts, layers)
+        return view
+
+    @classmethod
+    def _of(cls, facts: dict[str, Any], layers: list[dict[str, Any]]) -> View:
         maps = [layer["map"] for layer in layers]
+        if len(maps) != len(facts["layers"]) or not all(isinstance(attn, AttentionMap) for attn in maps):
+            raise ValueError(f"{len(facts['layers'])} layers, {len(maps)} maps")
         view = cls(maps, facts["layers"], list(map(_text, facts["texts"])), facts["name"], sides=facts["sides"])
         view._scores = [LayerScores(**layer["scores"]) for layer in layers]
         view._strong = [StrongWeights(**layer["strong"]) for layer in layers]

@@ -219,6 +219,15 @@ def test_keys_typed_into_the_find_box_are_text(page: Any) -> None:
     assert not page.is_visible("#help")
 
 
+def test_the_find_box_is_left_where_the_text_is_hidden(page: Any) -> None:
+    page.keyboard.press("m")
+    page.keyboard.press("/")
+    page.keyboard.press("Escape")
+    page.keyboard.press("t")
+    assert page.input_value("#find") == ""
+    assert "dir=to" in page.url
+
+
 def test_by_touch(short: Made, show: Show) -> None:
     page = show(short, hash=START, touch=True).page
     page.tap("[data-head='5.1']")

@@ -73,6 +73,10 @@ def attention(
     Returns the figure; pyplot does not know of a new one. Raises ShapeError, DTypeError; ValueError for weights that
     are not finite. Cost: two passes over the map.
     """
+    if not hasattr(attn, "_lead_names"):
+        raise DTypeError(
+            f"attention(…): expected a map, got {describe(attn)}; of weights, clearhead.DenseMap makes one."
+        )
     heads = attn
     while heads._lead_names() not in ((), ("H",)):
         heads = heads[0]

@@ -65,6 +65,6 @@ export function startFind() {
   box.addEventListener("keydown", (event) => {
     event.stopPropagation();
     if (event.key === "Enter" && box.value) find(box.value, event.shiftKey);
-    if (event.key === "Escape") ((box.value = ""), $("#text").focus());
+    if (event.key === "Escape") ((box.value = ""), box.blur(), $("#text").focus()); // which columns hide
   });
 }
