@@ -212,6 +212,13 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_what_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    target = tmp_path / "not there" / "page.html"
+    with pytest.raises(FileNotFoundError) as raised:
+        write_whole(target, "text")
+    assert raised.value.filename == str(target)
+
+
 def test_a_page_has_the_rights_of_any_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for the umask means setting it: other threads' files would be open to all for a moment."""
     before = os.umask(0o027)

@@ -38,6 +38,8 @@ def write_whole(target: Path, content: str | bytes) -> None:
         with part.open("xb") as file:  # "x": new, with the rights that the umask leaves
             file.write(content)
         os.replace(part, target)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename2 is None:
+            error.filename = str(target)  # whoever named it knows nothing of a part
         raise
