@@ -30,6 +30,10 @@ class Rollout(AttentionMap):
         self._sums: list[Tensor | None] = [None] * len(layers)
         self._block: tuple[slice, Tensor, Watched] | None = None  # the rows that were asked for last
 
+    def __copy__(self) -> Rollout:
+        """Without what was kept: a copy is made to stand on other tensors, as by the backward pass."""
+        return Rollout(self._layers)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self._layers[0].shape
