@@ -24,7 +24,7 @@ from clearhead._measuring import alternate
 from clearhead.recording import Recording
 from clearhead.testing.memory import Allocations
 
-TOKENS, ROUNDS, SECONDS = (32, 512, 4096), 41, 60.0
+TOKENS, ROUNDS, SECONDS = (32, 512, 4096), 41, 20.0
 PROMPT, NEW = 512, 128
 
 

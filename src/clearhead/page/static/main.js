@@ -78,9 +78,10 @@ function follow(system) {
     "change",
     (event) => view.theme === "auto" && (switchTheme(darkHere(event.matches)), (view.theme = "auto")),
   );
-  addEventListener("hashchange", () => {
-    const wanted = pageAsked(),
-      asked = readHash();
+  addEventListener("hashchange", ({ newURL }) => {
+    const address = /** @type {any} */ (new URL(newURL)), // the page may have written its own meanwhile
+      wanted = pageAsked(address),
+      asked = readHash(address);
     if (wanted != null && wanted !== view.trace.page) return showPage(wanted, asked);
     selectHead(asked.head || view.head, { ...asked, first: true }).then(() => emit("layout"));
   });

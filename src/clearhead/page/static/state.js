@@ -107,13 +107,13 @@ export function writeHash() {
 }
 
 // Which of several pages the address asks for.
-export function pageAsked() {
-  const asked = new URLSearchParams(location.hash.slice(1)).get("page");
+export function pageAsked({ hash } = location) {
+  const asked = new URLSearchParams(hash.slice(1)).get("page");
   return asked && Number(asked) < (view.trace.pages?.length || 0) ? Number(asked) : null;
 }
 
-export function readHash() {
-  const hash = new URLSearchParams(location.hash.slice(1));
+export function readHash(address = location) {
+  const hash = new URLSearchParams(address.hash.slice(1));
   const { trace } = view;
   const one = (name, values) => /** @type {any} */ (values.includes(hash.get(name)) ? hash.get(name) : null);
   view.direction = one("dir", ["from", "to"]) || "from";
