@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,9 +61,12 @@ def test_contract(number: int, calls: list[str]) -> None:
     names = SAMPLE[number]
     case = build_case(names, seed=number)
     subject = SUBJECTS[names["map"]](case)
+    if names["layout"] == "stride 0":  # PyTorch's kernel adds 512 equal numbers in a row, whose roundings are all alike
+        subject = replace(subject, score=subject.score + min(512, subject.size[1]) / 2)
     verify(subject)
     is_capped = case.softcap is not None and names["map"] != "SoftmaxMap.uniform()"
-    assert bool(calls) != (is_capped or 0 in subject.exact.shape)
+    sees_nothing = names["mask"] == "nothing visible"
+    assert bool(calls) != (is_capped or sees_nothing or 0 in subject.exact.shape)
 
 
 @pytest.mark.parametrize("mask", MASKS)
