@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.page.encode import float_planes
-from clearhead.projections import Part, Projection
+from clearhead.projections import Part, Projection, brought_by_heads
 
 __all__ = ["Terms"]
 
@@ -157,9 +157,7 @@ class Terms:
         v = self._recorded("v")
         if len(at) > len(v[0]) // 2:
             return _plain((self.attn @ v[None])[0])[:, at]
-        values = v.repeat_interleave(self.attn.shape[1] // len(v), 0)  # one for each query head
-        rows = [self.attn[0, :, int(t)].to(values.dtype).unsqueeze(1) @ values for t in at]
-        return _plain(torch.cat(rows, 1))
+        return _plain(brought_by_heads(self.attn, v, at))
 
     def _group(self, h: int) -> int:
         return h * self.attn.k.shape[1] // self.attn.shape[1]

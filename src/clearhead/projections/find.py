@@ -153,7 +153,8 @@ def _output(
     """The part that makes the output, and whether there is none because the heads themselves are the output."""
     if attn.v is None:
         return None, False
-    brought = _brought(attn, attn.v)  # (3, H * Dv)
+    rows = rows_of(torch.arange(attn.shape[-2]))
+    brought = brought_by_heads(attn, attn.v[0], rows).transpose(0, 1).flatten(1)  # (3, H * Dv)
     returned = watch.outputs.get((path, call)) if out is None else out
     above = path.rpartition(".")[0]
     for parent in dict.fromkeys((path, above)):
@@ -165,11 +166,10 @@ def _output(
     return None, returned is not None and _close(brought, returned)
 
 
-def _brought(attn: SoftmaxMap, v: Tensor) -> Tensor:
-    """What all heads bring to the three rows, side by side."""
-    values = v[0].repeat_interleave(attn.shape[1] // v.shape[1], 0).to(attn.dtype)
-    rows = rows_of(torch.arange(attn.shape[-2])).tolist()
-    return torch.stack([(attn[0, :, t].unsqueeze(1) @ values).flatten() for t in rows])
+def brought_by_heads(attn: SoftmaxMap, v: Tensor, at: Tensor) -> Tensor:
+    """What each head of a map (1, H, T, S) brings to the tokens `at`, of values v (G, S, Dv): (H, n, Dv)."""
+    values = v.to(attn.dtype).repeat_interleave(attn.shape[1] // len(v), 0)  # one for each query head
+    return torch.cat([attn[0, :, t].unsqueeze(1) @ values for t in at.tolist()], 1)
 
 
 def _close(guess: Tensor, wanted: Tensor) -> bool:
