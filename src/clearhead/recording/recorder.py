@@ -30,7 +30,8 @@ from clearhead.recording.models import (
 )
 from clearhead.recording.padding import Padding, check_padding, read_padding
 from clearhead.recording.reach import attends_by_interface_alone
-from clearhead.recording.recording import Pass, Recording, shorten, some
+from clearhead.recording.recording import Pass, Recording
+from clearhead.recording.sequence import shorten, some
 from clearhead.recording.wrapping import Replacement
 
 __all__ = ["Keep", "Recorder"]

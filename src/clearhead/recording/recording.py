@@ -8,10 +8,10 @@ from typing import Any
 from clearhead._format import size
 from clearhead.errors import RecordingError
 from clearhead.recording.layers import Joined, Kept, Layer, Link, Reduced
-from clearhead.recording.sequence import Group, Maps, held, shorten, some, summary
+from clearhead.recording.sequence import Group, Maps, held, summary
 from clearhead.recording.sides import side_of
 
-__all__ = ["Group", "Pass", "Recording", "Text", "shorten", "some"]
+__all__ = ["Group", "Pass", "Recording", "Text"]
 
 
 class Pass(Maps):
