@@ -48,18 +48,21 @@ def looked_at(n: int = N, **rules: Any) -> View:
     return clearhead.look(Layer(**rules), torch.zeros(n, 1), tokens=words(n), name="a layer")
 
 
-@pytest.fixture(scope="module")
-def view() -> View:
-    view = looked_at(mask=masks.causal())
+def read(n: int = N, **rules: Any) -> View:
+    """The same, and its heads are known."""
+    view = looked_at(n, **rules)
     view.heads()
     return view
+
+
+@pytest.fixture(scope="module")
+def view() -> View:
+    return read(mask=masks.causal())
 
 
 @pytest.fixture(scope="module")
 def biased() -> View:
-    view = looked_at(mask=masks.sliding_window(20), bias=scores.alibi(4), softcap=5.0, sinks=numbers(4))
-    view.heads()
-    return view
+    return read(mask=masks.sliding_window(20), bias=scores.alibi(4), softcap=5.0, sinks=numbers(4))
 
 
 def floats(answer: bytes, *shape: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from clearhead.nn import MultiHeadAttention
 from clearhead.page import answers as answers_module
 
 from .conftest import Opened, tint
-from .test_answers import looked_at
+from .test_answers import looked_at, read
 from .test_browser import pixel, shares
 from .test_server import Running
 
@@ -29,17 +29,13 @@ PAPER = [251, 251, 249]
 
 @pytest.fixture(scope="module")
 def plain() -> View:
-    view = looked_at(N, mask=masks.causal())
-    view.heads()
-    return view
+    return read(N, mask=masks.causal())
 
 
 @pytest.fixture(scope="module")
 def biased() -> View:
     """Weights that do not follow from q and k alone: rows and columns are asked for one by one."""
-    view = looked_at(N, mask=masks.sliding_window(100), bias=scores.alibi(4))
-    view.heads()
-    return view
+    return read(N, mask=masks.sliding_window(100), bias=scores.alibi(4))
 
 
 @pytest.fixture

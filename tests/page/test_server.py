@@ -21,7 +21,7 @@ from clearhead import RecordingError, View, masks
 from clearhead.page import answers as answers_module
 from clearhead.page.shell import script, static
 
-from .test_answers import N, looked_at
+from .test_answers import N, read
 
 pytest.importorskip("uvicorn", reason="needs the packages starlette and uvicorn")
 pytest.importorskip("starlette")
@@ -73,9 +73,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def view() -> View:
-    view = looked_at(mask=masks.causal())
-    view.heads()
-    return view
+    return read(mask=masks.causal())
 
 
 @pytest.fixture(scope="module")
