@@ -61,8 +61,9 @@ def test_contract(number: int, calls: list[str]) -> None:
     names = SAMPLE[number]
     case = build_case(names, seed=number)
     subject = SUBJECTS[names["map"]](case)
-    if names["layout"] == "stride 0":  # PyTorch's kernel adds 512 equal numbers in a row, whose roundings are all alike
-        subject = replace(subject, score=subject.score + min(512, subject.size[1]) / 2)
+    # With equal keys PyTorch's kernel adds 512 equal numbers in a row; each rounds the sum so far, all one way.
+    if names["layout"] == "stride 0":
+        subject = replace(subject, score=subject.score + min(512, subject.size[1]) / 4)
     verify(subject)
     is_capped = case.softcap is not None and names["map"] != "SoftmaxMap.uniform()"
     sees_nothing = names["mask"] == "nothing visible"
