@@ -82,6 +82,12 @@ def test_a_target_for_a_model_of_one_text(writer: Any, wordpieces: Any) -> None:
         clearhead.look(writer, wordpieces, SOURCE, target=TARGET)
 
 
+@pytest.mark.parametrize(("target", "said"), [("two", "one target"), (["one"], "1 targets")])
+def test_texts_with_another_number_of_targets(translator: Any, wordpieces: Any, target: Any, said: str) -> None:
+    with pytest.raises(ShapeError, match=f"2 texts, and {said}; expected a list of as many"):
+        clearhead.look(translator, wordpieces, [SOURCE, SOURCE], target=target)
+
+
 def test_a_view_of_two_texts_is_saved_and_opened(translator: Any, wordpieces: Any, tmp_path: Path) -> None:
     view = clearhead.look(translator, wordpieces, SOURCE, target=TARGET)
     again = clearhead.View.open(view.save_recording(tmp_path / "run"))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead._checks import describe
 from clearhead._progress import Progress, silent
-from clearhead.errors import ModelError
+from clearhead.errors import ModelError, ShapeError
 from clearhead.looking import runs
 from clearhead.looking.items import Words, of_recording
 from clearhead.recording import Recording
@@ -136,6 +136,11 @@ def look(
     if not isinstance(text, list):
         return _of_one(given, tokenizer, text, target, generate)
     targets = [None] * len(text) if target is None else target
+    if isinstance(targets, str) or len(targets) != len(text):
+        arrived = "one target" if isinstance(targets, str) else f"{len(targets)} targets"
+        raise ShapeError(
+            f"look(model, tokenizer, text, target=…): {len(text)} texts, and {arrived}; expected a list of as many."
+        )
     pairs = zip(text, targets, strict=True)
     return Views([_of_one(given, tokenizer, one, other, generate) for one, other in pairs], labels)
 
