@@ -45,30 +45,32 @@ class Watched:
     """Tensors with the versions they had when the watch began.
 
     Inference tensors have none. With `numbers=True` a sum over them stands for it: O(their size), at each question too.
+
+    Attributes:
+        tensors: those that are watched.
     """
 
     def __init__(self, tensors: Iterable[Tensor], *, numbers: bool = False) -> None:
-        self._numbers = numbers
-        self._seen = [(tensor, self._state(tensor)) for tensor in tensors]
+        self.tensors, self._numbers = list(tensors), numbers
+        self._before = self._states()
 
-    def _state(self, tensor: Tensor) -> int | Tensor:
-        summed = self._numbers and tensor.is_inference() and not tensor.is_meta
-        return _sum_of_bits(tensor) if summed else version_of(tensor)
+    def _states(self) -> list[int | Tensor]:
+        if torch.compiler.is_compiling():  # a traced graph counts no versions
+            return [0] * len(self.tensors)
+        return [self._of_inference(one) if one.is_inference() else one._version for one in self.tensors]
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Those that are watched."""
-        return [tensor for tensor, _ in self._seen]
+    def _of_inference(self, tensor: Tensor) -> int | Tensor:
+        return _sum_of_bits(tensor) if self._numbers and not tensor.is_meta else 0
 
     @property
     def changed(self) -> bool:
         """Whether one of them was written to in place since."""
-        return any(bool(self._state(tensor) != state) for tensor, state in self._seen)
+        return any(bool(now != before) for now, before in zip(self._states(), self._before, strict=True))
 
     @property
     def differentiable(self) -> bool:
         """Whether a gradient may be asked of one of them."""
-        return any(tensor.requires_grad for tensor, _ in self._seen)
+        return any(tensor.requires_grad for tensor in self.tensors)
 
     def __getstate__(self) -> tuple[list[Tensor], bool]:
         if self.changed:

@@ -19,6 +19,7 @@ from clearhead.recording.buffers import buffers_of
 from clearhead.recording.changing import KINDS, Change, How
 from clearhead.recording.models import (
     check_model,
+    check_parts,
     encoders,
     inside,
     parts_of,
@@ -151,6 +152,7 @@ class Knockout(observer.Listener):
         model = self._models[0]
         with ExitStack() as stack:
             parts = parts_of(model)
+            check_parts(model, parts, "knockout")
             stack.enter_context(running_eagerly(model, parts, "knockout"))
             for replacement in (
                 *observer.replacements(self.roots, watching=True),

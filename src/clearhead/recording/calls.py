@@ -64,6 +64,8 @@ class Call:
 
     def detached(self) -> Call:
         """The same call off the autograd graph, sharing memory with the original."""
+        if not any(tensor.requires_grad for tensor in self.tensors()):
+            return self
         return Call(
             q=self.q.detach(),
             k=self.k.detach(),
@@ -210,10 +212,12 @@ def check_lasting(*tensors: Tensor) -> None:
 
 def _is_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether they are in our layout as they came: asked first, since what follows takes ten times as long."""
-    if any(x.is_nested or x.ndim != 4 or x.dtype != q.dtype for x in (q, k, v)):
+    if q.is_nested or k.is_nested or v.is_nested or not q.dtype == k.dtype == v.dtype:
         return False
-    (B, H, _, _), (batches, G, _, _) = q.shape, k.shape
-    return batches == B and k.shape[:3] == v.shape[:3] and G > 0 and H % G == 0 and H >= G
+    if not q.ndim == k.ndim == v.ndim == 4:
+        return False
+    (B, H, _, _), (batches, G, S, _), of_v = q.shape, k.shape, v.shape
+    return batches == B and of_v[:3] == (B, G, S) and G > 0 and H % G == 0 and H >= G
 
 
 def _arrived(*tensors: Tensor) -> str:

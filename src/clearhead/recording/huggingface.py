@@ -117,7 +117,10 @@ def _seen(function: Function, arguments: Arguments, result: Any) -> Call | Unrea
 
 
 def _bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments by name. Models pass up to five by position, in this order; more: by the signature."""
+    """The arguments by name. Models pass five by position, in this order, or fewer; more: by the signature."""
+    if len(args) == len(_NAMES):
+        module, query, key, value, mask = args
+        return Arguments(module, query, key, value, mask, kwargs)
     if len(args) > len(_NAMES):
         bound = inspect.signature(function).bind(*args, **kwargs).arguments
         given = {**bound.pop("kwargs", {}), **bound}

@@ -119,19 +119,18 @@ class Layer(Kept):
         overwritten: bool = False,  # what the map reads was written to already
     ) -> None:
         self.number, self.path, self.shape, self.padding = number, path, call.shape, padding
-        self.itemsize = max(4, next(call.tensors()).element_size())
         self._overwritten = overwritten
         self._keys, self.cols, self.link = None, slice(0, self.shape[3]), Link.NONE
         if isinstance(call, Call):
             self._keys, self.cols, self.link = _keys_of(call, before, borrowed)
-            call = replace(call, k=call.no_keys, v=call.no_keys if borrowed else call.v)
+            call = replace(call, k=call.no_keys, v=call.no_keys) if borrowed else call
         self._set(_slim(call) if self.link is Link.GROWN else call)
         if self.link is Link.GROWN and before is not None and before.link is not Link.GROWN:
             before._set(_slim(before._call))
             vars(before).pop("_map", None)
 
     def _set(self, call: AnyCall) -> None:
-        self._call = call  # without its keys
+        self._call = call  # without its keys, where they are others' too
         # From the call on: the map, which watches too, is made later.
         self._watched = Watched(call.tensors(), numbers=True)
 
@@ -141,11 +140,16 @@ class Layer(Kept):
         return _restored, (self.number, self.path, self._call, self.padding, self._keys, self.cols, self.link)
 
     @property
+    def itemsize(self) -> int:  # type: ignore[override]  # of others it is known when they are made
+        return max(4, next(self._call.tensors()).element_size())
+
+    @property
     def call(self) -> AnyCall:
         """The call, its keys included."""
         if self._keys is None or not isinstance(self._call, Call):
             return self._call
-        return replace(self._call, k=self._keys.part(self.cols))
+        k = self._keys.part(self.cols)
+        return self._call if k is self._call.k else replace(self._call, k=k)
 
     @property
     def made_from(self) -> tuple[Tensor, ...]:
@@ -193,7 +197,7 @@ def _restored(number: int, path: str, call: AnyCall, padding: Any, keys: Keys | 
     layer.number, layer.path, layer.padding, layer.cols, layer.link = number, path, padding, cols, link
     layer._keys, layer._overwritten = keys, False
     layer._set(call)
-    layer.shape, layer.itemsize = layer.call.shape, max(4, next(call.tensors()).element_size())
+    layer.shape = layer.call.shape
     return layer
 
 

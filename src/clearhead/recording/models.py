@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
 
@@ -19,10 +19,12 @@ from clearhead.recording.wrapping import Counted
 __all__ = [
     "check_eager",
     "check_model",
+    "check_parts",
     "encoders",
     "generating",
     "inside",
     "opaque",
+    "parts_of",
     "recomputing",
     "running_eagerly",
     "unwrapped",
@@ -45,7 +47,6 @@ def check_model(model: object, call: str = "record") -> None:
         raise RecordingError(
             f"{call}({_said(model)}): expected the torch.nn.Module that is called in the block. {_instead(model)}"
         )
-    _check_quantised(model, call)
 
 
 def _said(model: object) -> str:
@@ -70,12 +71,12 @@ def _instead(model: object) -> str:
     return "Of a pipeline or wrapper, pass the module inside; models of other frameworks cannot be recorded."
 
 
-def _check_quantised(model: nn.Module, call: str) -> None:
+def check_parts(model: nn.Module, parts: Mapping[nn.Module, str], call: str = "record") -> None:
     """Raise RecordingError for PyTorch's quantised nn.MultiheadAttention; other layers may be quantised."""
     quantised = getattr(sys.modules.get("torch.ao.nn.quantized"), "MultiheadAttention", None)
     if quantised is None:
         return
-    path = next((path for part, path in parts_of(model).items() if isinstance(part, quantised)), None)
+    path = next((path for part, path in parts.items() if isinstance(part, quantised)), None)
     if path is not None:
         raise RecordingError(
             f"{call}({type(model).__name__}): {path or 'it'!r} is torch.ao's quantised nn.MultiheadAttention, whose"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from clearhead.recording.generating import way_of_generating
 from clearhead.recording.layers import Layer
 from clearhead.recording.models import (
     check_model,
+    check_parts,
     encoders,
     generating,
     inside,
@@ -32,7 +33,6 @@ from clearhead.recording.padding import Padding, check_padding, read_padding
 from clearhead.recording.reach import attends_by_interface_alone
 from clearhead.recording.recording import Pass, Recording
 from clearhead.recording.sequence import shorten, some
-from clearhead.recording.wrapping import Replacement
 
 __all__ = ["Keep", "Recorder"]
 
@@ -77,9 +77,9 @@ class Recorder(observer.Listener):
         self._grown: dict[int, int] = {}  # texts to which stated padding belongs, as far as calls are complete
         self._sizes: set[tuple[int, int]] = set()  # (B, S) of the calls that stated padding did not fit
         self._fitted = False
-        self._paths: dict[int, str] = {}
+        self._parts: dict[nn.Module, str] = {}  # with their paths, as the open pass began
         self._foreign: set[str] = set()
-        self.watches_functions = True
+        self.watches_functions = False  # until a pass begins for which that is needed
         self._stack: ExitStack | None = None  # what the block holds; None outside of it
 
     # --- the block ------------------------------------------------------------------------------------------
@@ -89,28 +89,24 @@ class Recorder(observer.Listener):
             state = "has been used" if self._model is None else "is in use"
             raise RecordingError(f"this recorder {state}: call clearhead.record(model) again for a new block.")
         parts = parts_of(self._model)
-        self.watches_functions = not attends_by_interface_alone(parts)
+        check_parts(self._model, parts)
+        self.watches_functions = False
         with ExitStack() as stack:
             stack.enter_context(running_eagerly(self._model, parts))
-            for replacement in (*self._seams(parts), *huggingface.replacements()):
+            for replacement in (*observer.replacements(self.roots, watching=False), *huggingface.replacements()):
                 stack.enter_context(replacement.held())
             stack.enter_context(observer.listening(self))
             self._stack = stack.pop_all()
         return self._recording
 
-    def _seams(self, parts: Collection[nn.Module]) -> Iterator[Replacement]:
-        """What shows where the model is, and, if that is needed, the calls that do not go through transformers."""
-        yield from observer.replacements(self.roots, watching=self.watches_functions)
-        if self.watches_functions:
-            yield from torch_modules.replacements(parts)
-
-    def _look_again(self) -> None:
-        """Watch from now on, if the model has become one that has to be watched."""
-        parts = parts_of(self._models[-1])
-        if self.watches_functions or self._stack is None or attends_by_interface_alone(parts):
+    def _look(self) -> None:
+        """See what the model consists of now, and from now on watch every call, if it may attend in other ways."""
+        self._parts = parts_of(self._models[-1])
+        if self.watches_functions or self._stack is None or attends_by_interface_alone(self._parts):
             return
         self.watches_functions = True
-        for replacement in self._seams(parts):
+        everything = observer.replacements(self.roots, watching=True)
+        for replacement in (*everything, *torch_modules.replacements(self._parts)):
             self._stack.enter_context(replacement.held())
 
     def __exit__(
@@ -121,7 +117,7 @@ class Recorder(observer.Listener):
         self._stack.close()
         model = self._models[-1]
         self._stack, self._model, self._models, self._encoders, self.roots = None, None, (), (), ()
-        self._open, self._encoded, self._paths, self._unread = None, {}, {}, []
+        self._open, self._encoded, self._parts, self._unread = None, {}, {}, []
         if error is None:  # an exception of the block is never hidden by one of ours
             self._check_seen(model)
 
@@ -131,7 +127,7 @@ class Recorder(observer.Listener):
         """A call of the model begins, or of an encoder that is called before it, as `generate` does."""
         if self._open is not None or recomputing():
             return False
-        self._look_again()
+        self._look()
         by_encoder = any(root is encoder for encoder in self._encoders)
         self._padding = read_padding(root if by_encoder else self._models[-1], args, kwargs, self._stated)
         self._padding.grown.update(self._grown)
@@ -186,9 +182,17 @@ class Recorder(observer.Listener):
         waiting, self._unread = self._unread, []
         for call, module in waiting:
             if self._open is not None:
-                self._add(self._open, call.read(), module, overwritten=call.watched.changed)
+                self._add(self._open, call.read(), module, overwritten=call.watched.changed, borrowed=False)
 
-    def _add(self, into: Pass, call: AnyCall, module: nn.Module | None, *, overwritten: bool = False) -> None:
+    def _add(
+        self,
+        into: Pass,
+        call: AnyCall,
+        module: nn.Module | None,
+        *,
+        overwritten: bool = False,
+        borrowed: bool | None = None,
+    ) -> None:
         path = self._path(module)
         if path is None:
             self._foreign.add(type(module).__name__)
@@ -204,8 +208,8 @@ class Recorder(observer.Listener):
         if self._keep is not None:
             self._reduce(into, Layer(number, path, call, rule), self._keep)
             return
-        before, borrowed = self._recording.last(number), is_borrowed(call, self._buffers)
-        call = call.without_values()
+        before, call = self._recording.last(number), call.without_values()
+        borrowed = is_borrowed(call, self._buffers) if borrowed is None else borrowed
         into.add(Layer(number, path, call, rule, before=before, borrowed=borrowed, overwritten=overwritten))
 
     def _reduce(self, into: Pass, layer: Layer, keep: Keep) -> None:
@@ -224,10 +228,11 @@ class Recorder(observer.Listener):
 
     def _path(self, module: nn.Module | None) -> str | None:
         """Where a module stands in the model; None for a module of another model."""
-        if id(module) not in self._paths:  # also for modules that were added in the meantime
-            self._paths = {id(part): path for part, path in parts_of(self._models[-1]).items()}
-            self._paths.update({id(model): "" for model in self._models})
-        return self._paths.get(id(module))
+        if module in self._models:
+            return ""
+        if module is not None and module not in self._parts:  # also for modules that were added in the meantime
+            self._parts = parts_of(self._models[-1])
+        return None if module is None else self._parts.get(module)
 
     # --- what is said at the end ----------------------------------------------------------------------------
 
