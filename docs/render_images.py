@@ -51,7 +51,7 @@ class Shot:
     dark: bool = False
     size: tuple[int, int] = (1440, 900)
     keys: list[str] = field(default_factory=list)
-    live: str | None = None  # what to add to the address of a live page
+    live: bool = False  # from a server
 
 
 def main() -> int:
@@ -84,8 +84,8 @@ def photograph(browser: Browser, shot: Shot) -> bytes:
     page = context.new_page()
     with address(shot) as url:
         page.goto(url + shot.hash)
-        frames = page.frames[1:] or page.frames
-        for frame in frames:
+        page.wait_for_selector("body[data-ready]", timeout=60_000)
+        for frame in page.frames[1:]:
             frame.wait_for_selector("body[data-ready]", timeout=60_000)
         for key in shot.keys:
             page.keyboard.press(key)
@@ -99,7 +99,7 @@ def photograph(browser: Browser, shot: Shot) -> bytes:
 @contextmanager
 def address(shot: Shot) -> Iterator[str]:
     """Where the page is: a file, or a server that runs meanwhile."""
-    if shot.live is None:
+    if not shot.live:
         file = shot.show.save(IMAGES / ".page.html")
         try:
             yield file.as_uri()
@@ -113,7 +113,7 @@ def address(shot: Shot) -> Iterator[str]:
             server.show(view.answers())
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        yield server.url + shot.live
+        yield server.url
         server.stop()
         thread.join()
 
@@ -148,7 +148,7 @@ def eight_thousand_tokens() -> Shot:
     text = "".join(file.read_text("utf-8") for file in files)[:60_000]
     places = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     view = clearhead.look(model, tokenizer, text[: places[8_191][1]], layers=[17])
-    return Shot(view, "#h=17.5&zoom=4300,4640,0.8&wide=1", live="")
+    return Shot(view, "#h=17.5&zoom=4300,4640,0.8&wide=1", live=True)
 
 
 def steps_of_a_layer() -> Shot:
@@ -164,7 +164,7 @@ def several_texts() -> Shot:
     """The same head on two texts, side by side."""
     model, tokenizer = zoo.load("smollm2")
     views = clearhead.look(model, tokenizer, [DEFAULT_TEXT, OTHER_TEXT])
-    return Shot(views, live="beside?with=1&h=17.5", size=(1800, 900))
+    return Shot(views, "#h=17.5&beside=1", size=(1800, 900))
 
 
 # --- a translator of dates ----------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_a_name_of_ours_is_not_enough(folder: Path) -> None:
 
 def test_the_format_names_every_attribute() -> None:
     """Whoever changes what these classes hold raises FORMAT, and writes the new names here."""
-    assert FORMAT == 2
+    assert FORMAT == 3
     softmax = {"mask", "bias", "scale", "softcap", "sinks", "_v", "_q", "_k", "_lse", "_axes", "_b", "_h", "_t"}
     softmax |= {"_all_queries", "_bound", "_made_from"}
     names = {type(attn).__name__: set(vars(attn)) for attn in (make() for make in reversed(MAPS.values()))}
@@ -206,7 +206,35 @@ def test_a_file_of_the_right_size_with_other_content(written: Path) -> None:
     path = written / "layer-0000.safetensors"
     path.write_bytes(b"\xff" * path.stat().st_size)
     with pytest.raises(RecordingError, match=r"damaged: layer-0000\.safetensors: "):
-        load_folder(written)
+        load_folder(written, check=False)
+
+
+@pytest.mark.parametrize("byte", [-1, -100, 200])
+def test_a_bit_that_flipped(byte: int, written: Path) -> None:
+    path = written / "layer-0001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 4
+    path.write_bytes(content)
+    for check in (None, True):
+        with pytest.raises(RecordingError, match=r"in layer-0001\.safetensors are not those that were written"):
+            load_folder(written, check=check)
+
+
+def test_what_is_very_large_is_compared_with_its_checksum_on_request(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(saving, "_checksum", lambda path: read.append(path.name) or 0)
+    size = sum(file.stat().st_size for file in written.glob("*.safetensors"))
+    for most, check in ((size - 1, None), (size, False)):
+        monkeypatch.setattr(saving, "CHECKED", most)
+        load_folder(written, check=check)
+    assert read == []
+    for most, check in ((size, None), (0, True)):
+        monkeypatch.setattr(saving, "CHECKED", most)
+        with pytest.raises(RecordingError, match="are not those that were written"):
+            load_folder(written, check=check)
+    assert read == ["layer-0000.safetensors"] * 2
 
 
 @pytest.mark.parametrize(
@@ -218,7 +246,8 @@ def test_a_file_of_the_right_size_with_other_content(written: Path) -> None:
         ({"layers": [{"dict": {"map": {"tensor": ["-1.0", [1], []]}}}]}, "damaged: its parts do not fit together"),
         ({"files": {"../elsewhere.safetensors": 3}}, "names files that no recording has"),
         ({"files": {"/dev/null": 0}}, "names files that no recording has"),
-        ({"files": {"layer-0000.safetensors": "many"}}, "damaged: its parts do not fit together"),
+        ({"files": {"layer-0000.safetensors": ["many", 0]}}, "damaged: its parts do not fit together"),
+        ({"files": {"layer-0000.safetensors": 3}}, "damaged: its parts do not fit together"),
         ({"files": None}, "damaged: its parts do not fit together"),
     ],
 )

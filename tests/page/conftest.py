@@ -187,6 +187,26 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+@pytest.fixture(scope="session")
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open an empty page in a context of this kind, see Playwright's `new_context`.
+
+    Each kind of context is made once: with a new one a page takes twice the time. Nothing is kept in one: the page
+    stores nothing but its address.
+    """
+    contexts: dict[str, Any] = {}
+
+    def open_page(*, size: tuple[int, int] = (1440, 900), **kind: Any) -> Any:
+        name = repr((size, sorted(kind.items())))
+        if name not in contexts:
+            contexts[name] = browser.new_context(viewport={"width": size[0], "height": size[1]}, **kind)
+        return contexts[name].new_page()
+
+    yield open_page
+    for context in contexts.values():
+        context.close()
+
+
 @dataclass
 class Opened:
     """An open page, everything it said in the console and every address it asked for."""
@@ -209,9 +229,9 @@ class Opened:
 
 
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+def show(open_page: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     """Write a page to a file and open it from there. No console error and no request may have come of it."""
-    contexts, opened = [], []
+    opened: list[Opened] = []
 
     def show(
         what: Made | str,
@@ -226,11 +246,8 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         file = tmp_path / f"page{len(opened)}.html"
         text = what if isinstance(what, str) else render(what.build())
         file.write_text(text, encoding="utf-8", newline="")
-        viewport = {"width": size[0], "height": size[1]}
         scheme = "dark" if dark else "light"
-        context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True, has_touch=touch)
-        contexts.append(context)
-        one = Opened(context.new_page(), [], [])
+        one = Opened(open_page(size=size, color_scheme=scheme, offline=True, has_touch=touch), [], [])
         opened.append(one)
         if before:
             one.page.add_init_script(before)
@@ -242,8 +259,22 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         return one
 
     yield show
-    for context in contexts:
-        context.close()
+    for one in opened:
+        one.page.close()
     for one in opened:
         assert one.complaints == []
         assert [url for url in one.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def side_by_side(page: Any, head: str) -> list[Any]:
+    """The frames of two pages that have just come to stand beside one another at this head, and follow one another."""
+    frames = [page.frame_locator("#beside iframe").nth(n) for n in (0, 1)]
+    for frame in frames:
+        frame.locator("body[data-ready]").wait_for()
+        assert frame.locator("#head-title").inner_text() == head
+    for chooses, follows in (frames, frames[::-1]):
+        other = chooses.locator("#grid [data-head]:not([aria-selected=true])").first
+        name = other.get_attribute("data-head").split(".")
+        other.click()
+        follows.locator("#head-title", has_text="Layer {} · head {}".format(*name)).wait_for()
+    return frames

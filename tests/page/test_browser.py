@@ -384,8 +384,8 @@ def test_a_threshold_that_rose_is_said_on_the_page(quantised: Made, show: Show):
     assert f"{100 * tight.mass_held:.3g}% of all attention" in note
 
 
-def test_inside_a_frame_of_a_notebook(short: Made, browser):
-    page = browser.new_page()
+def test_inside_a_frame_of_a_notebook(short: Made, open_page):
+    page = open_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.set_content('<iframe sandbox="allow-scripts" style="width: 900px; height: 640px"></iframe>')
@@ -397,7 +397,7 @@ def test_inside_a_frame_of_a_notebook(short: Made, browser):
     page.close()
 
 
-def test_the_modules_also_work_as_modules(short: Made, browser, tmp_path: Path):
+def test_the_modules_also_work_as_modules(short: Made, open_page, tmp_path: Path):
     """Served as they are: every import must name what it uses, which the joined script would not tell."""
     (tmp_path / "index.html").write_text(static("index.html").replace(DATA, "".join(short.build().elements)), "utf-8")
     source = Path(clearhead.page.__file__).parent / "static"
@@ -411,7 +411,7 @@ def test_the_modules_also_work_as_modules(short: Made, browser, tmp_path: Path):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    page = browser.new_page()
+    page = open_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     try:

@@ -165,7 +165,7 @@ def test_a_head_of_a_real_model_begins_at_its_layer_s_input_and_ends_at_its_outp
         opened.page.evaluate(f"location.hash = 'h=17.{head}&q={query}&k={key}&dir=from'")
         opened.page.locator("[data-step=project] .eq", has_text=re.compile(f"a\\s*{query}\\s*=")).wait_for()
         factors, terms, (cos, own, sin, its, q) = numbers(opened.page, "project")[2:]
-        place, *_ = places(opened.page, "[data-step=project]", "q")
+        place = place_of(opened, "project")
         *terms, product = terms
         assert sum(terms) == product
         assert all(near(a * b, t, units=6) for a, b, t in zip(factors[::2], factors[1::2], terms, strict=False))
@@ -173,7 +173,7 @@ def test_a_head_of_a_real_model_begins_at_its_layer_s_input_and_ends_at_its_outp
         assert near(cos * own + sin * its, q)
         assert near(attn.q[0, head, query, place].float(), q, units=0.5 if not bfloat else 1)
         factors, terms, sums = numbers(opened.page, "concatenate")[2:]
-        place, *_ = places(opened.page, "[data-step=concatenate]", "o")[1:]
+        place = place_of(opened, "concatenate")
         *terms, mine = terms
         assert sum(terms) == mine == sums[0]
         assert sums[0] + sums[1] == sums[2]
@@ -185,7 +185,6 @@ def test_a_head_of_a_real_model_begins_at_its_layer_s_input_and_ends_at_its_outp
         assert near(own, mine, units=1)
 
 
-def places(page: Any, step: str, letter: str) -> list[int]:
-    """The indices of a letter in a step."""
-    indices = "(all, letter) => all.filter((m) => m.textContent.startsWith(letter)).map((m) => m.lastChild.textContent)"
-    return [int(i) for i in page.eval_on_selector_all(f"{step} > .eq msub", indices, letter)]
+def place_of(opened: Opened, step: str) -> int:
+    """Which of many numbers a step works out."""
+    return int(re.fullmatch(r"dim (\d+):", opened.text(f"[data-step={step}] .place"))[1])

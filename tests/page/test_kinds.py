@@ -16,7 +16,7 @@ import clearhead
 from clearhead import View, Views
 from clearhead.page import render
 
-from .conftest import Opened, tint
+from .conftest import Opened, side_by_side, tint
 
 pytestmark = pytest.mark.browser
 Show = Callable[..., Opened]
@@ -212,6 +212,30 @@ def test_an_item_of_a_batch_is_chosen_and_its_padding_is_not_shown(batch: Views,
     assert shares(opened.text("#pair > b"))[0] == pytest.approx(float(batch[1].maps[1][0, 0, 4, 2]), abs=6e-5)
     again = show(render(batch.page()), hash=re.search("#.*", page.url)[0])
     assert again.text("#chips") == opened.text("#chips")
+
+
+def test_two_items_stand_side_by_side_in_a_file(batch: Views, show: Show):
+    page = show(render(batch.page()), hash="#h=1.0&q=4&k=2").page
+    page.click("#two-pages")
+    frames = side_by_side(page, "Layer 1 · head 0")
+    name = frames[0].locator("#grid [aria-selected=true]").get_attribute("data-head")
+    assert {f"#h={name}", "beside=1"} <= set(re.split("(?=#)|&", page.url))
+    page.reload()
+    frames = side_by_side(page, frames[0].locator("#head-title").inner_text())
+    for frame, view in zip(frames, batch, strict=True):
+        assert frame.locator("#text .t").count() == len(view.tokens)
+        name = frame.locator("#grid [aria-selected=true]").get_attribute("data-head")
+        layer, head = map(int, name.split("."))
+        query = int(frame.locator("#chips .query sub").inner_text())
+        most = float(view.maps[layer][0, head, query].max())
+        assert shares(frame.locator("#pair > b").inner_text())[0] == pytest.approx(most, abs=6e-5)
+    frames[1].locator("#t2").click()
+    frames[1].locator("#two-pages").click()
+    page.wait_for_url("**page=1**")
+    assert "beside" not in page.url
+    assert page.locator("#text .t").count() == len(batch[1].tokens)
+    page.keyboard.press("t")
+    assert "dir=to" in page.url
 
 
 # --- steps --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from clearhead import ModelError, View, masks, scores
 from clearhead.nn import MultiHeadAttention
 from clearhead.page import answers as answers_module
 
-from .conftest import Opened, tint
+from .conftest import Opened, side_by_side, tint
 from .test_answers import looked_at, read
 from .test_browser import pixel, shares
 from .test_server import Running
@@ -39,7 +39,7 @@ def biased() -> View:
 
 
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
+def visit(open_page: Callable[..., Any]) -> Iterator[Callable[..., Opened]]:
     """Open the page of a view from a server. No console error, and no request to anybody else, may have come of it."""
     running, opened = [], []
 
@@ -47,8 +47,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
         view: View, hash: str = "", *, size: tuple[int, int] = (1440, 900), ready: str = "[data-ready]"
     ) -> Opened:
         running.append(Running(view))
-        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme="light")
-        one = Opened(context.new_page(), [], [])
+        one = Opened(open_page(size=size), [], [])
         opened.append((one, running[-1].url))
         one.page.on("console", lambda said: said.type == "error" and one.complaints.append(said.text))
         one.page.on("pageerror", lambda error: one.complaints.append(str(error)))
@@ -61,7 +60,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
     for one, url in opened:
         assert one.complaints == []
         assert [asked for asked in one.requests if not asked.startswith((url, "data:", "blob:"))] == []
-        one.page.context.close()
+        one.page.close()
     for server in running:
         server.stop()
 
@@ -266,9 +265,9 @@ def test_one_token_is_shown(visit: Callable[..., Opened]):
     assert opened.text("#pair > b") == "100%"
 
 
-def test_pages_lead_to_one_another(plain: View, biased: View, browser: Any):
+def test_pages_lead_to_one_another(plain: View, biased: View, open_page: Any):
     running = Running(plain, biased)
-    page = browser.new_context().new_page()
+    page = open_page()
     try:
         page.goto(running.url)
         page.wait_for_selector("body[data-ready]")
@@ -277,39 +276,37 @@ def test_pages_lead_to_one_another(plain: View, biased: View, browser: Any):
         assert page.evaluate("document.querySelector('#pages').value") == "1"
         assert page.inner_text("#head-title").startswith("Layer")
     finally:
-        page.context.close()
+        page.close()
         running.stop()
 
 
-def test_two_pages_side_by_side_show_the_same_head(plain: View, biased: View, browser: Any):
+def test_two_pages_side_by_side_show_the_same_head(plain: View, biased: View, open_page: Any):
     running = Running(plain, biased)
-    page, complaints = browser.new_context(viewport={"width": 1440, "height": 900}).new_page(), []
+    page, complaints = open_page(), []
     page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
     try:
         page.goto(running.url + "#h=0.2")
         page.click("body[data-ready] #two-pages")
-        page.wait_for_url("**/0/beside?with=1&h=0.2")
-        left, right = (page.frame_locator("iframe").nth(n) for n in (0, 1))
-        for frame in (left, right):
-            frame.locator("body[data-ready]").wait_for()
-            assert frame.locator("#head-title").inner_text() == "Layer 0 · head 2"
-        left.locator("[data-head='0.1']").click()
-        right.locator("#head-title", has_text="head 1").wait_for()
-        right.locator("[data-head='0.3']").click()
-        left.locator("#head-title", has_text="head 3").wait_for()
-        right.locator("#pages").select_option("0")
-        right.locator("#facts", has_text="a layer").wait_for()
-        right.locator("#two-pages").click()
-        page.wait_for_url("**/#h=0.3")
+        for frame, view in zip(side_by_side(page, "Layer 0 · head 2"), (plain, biased), strict=True):
+            until(lambda frame=frame: "live" in frame.locator("#facts").inner_text())
+            head = int(frame.locator("#grid [aria-selected=true]").get_attribute("data-head")[2:])
+            query, weights = int(frame.locator("#chips .query sub").inner_text()), weights_of(view, head)
+            told = shares(frame.locator("#pair > b").inner_text())[0]
+            assert told == pytest.approx(weights[query].max(), abs=6e-5)
+            frame.locator("#tabs [data-v=matrix]").click()  # its tiles come the same way
+            until(lambda frame=frame: "max of" in frame.locator("#pixel").inner_text())
         assert complaints == []
+        running.stop()
+        page.frame_locator("iframe").nth(1).locator("#t500").click()
+        page.frame_locator("iframe").nth(1).locator("#state h2", has_text="The server does not answer").wait_for()
     finally:
-        page.context.close()
+        page.close()
         running.stop()
 
 
-def test_a_server_that_stopped_is_told(plain: View, browser: Any):
+def test_a_server_that_stopped_is_told(plain: View, open_page: Any):
     running = Running(plain)
-    page = browser.new_context().new_page()
+    page = open_page()
     page.goto(running.url)
     page.wait_for_selector("body[data-ready]")
     running.stop()
@@ -317,7 +314,7 @@ def test_a_server_that_stopped_is_told(plain: View, browser: Any):
     page.wait_for_selector("body.failed")
     assert page.inner_text("#state h2") == "The server does not answer"
     assert "Start it again" in page.inner_text("#state")
-    page.context.close()
+    page.close()
 
 
 def test_the_policy_leaves_nothing_inline(plain: View, visit: Callable[..., Opened]):

@@ -14,6 +14,7 @@ import pytest
 from clearhead import View, Views, masks, scores
 from clearhead.page import render
 
+from .conftest import side_by_side
 from .test_answers import looked_at
 from .test_browser import shares
 from .test_live import until
@@ -161,8 +162,8 @@ MODEL = """async ([module, traits]) => {
 class Cells:
     """A document with the outputs of some cells in it, and a kernel behind them."""
 
-    def __init__(self, browser: Any, widgets: list[Any], *views: View | Views) -> None:
-        self.page = browser.new_page(viewport={"width": 1000, "height": 700 * len(views)})
+    def __init__(self, open_page: Callable[..., Any], widgets: list[Any], *views: View | Views) -> None:
+        self.page = open_page(size=(1000, 700 * len(views)))
         self.complaints: list[str] = []
         self.asked: list[tuple[str, str]] = []
         self.page.on("console", lambda said: said.type == "error" and self.complaints.append(said.text))
@@ -191,11 +192,11 @@ class Cells:
 
 
 @pytest.fixture
-def cells(browser: Any, widgets: list[Any]) -> Iterator[Callable[..., Cells]]:
+def cells(open_page: Any, widgets: list[Any]) -> Iterator[Callable[..., Cells]]:
     opened: list[Cells] = []
 
     def cells(*views: View | Views) -> Cells:
-        opened.append(Cells(browser, widgets, *views))
+        opened.append(Cells(open_page, widgets, *views))
         return opened[-1]
 
     yield cells
@@ -263,7 +264,9 @@ def test_several_views_in_one_cell_are_live_all_of_them(biased: View, cells: Cal
         frame.click("#t30")
         strongest = float(view.maps[0][0, 2, 30].max())
         until(lambda most=strongest: shares(frame.inner_text("#pair > b"))[0] == pytest.approx(most, abs=6e-5))
-    assert "Side by side" not in frame.inner_text("body")  # frames of a server's
+    frame.click("#two-pages")
+    for inner in side_by_side(frame, frame.inner_text("#head-title")):
+        until(lambda inner=inner: "live" in inner.locator("#facts").inner_text())
 
 
 @pytest.mark.browser
@@ -327,8 +330,8 @@ def test_a_frame_that_is_moved_is_live_again(biased: View, cells: Callable[..., 
 
 
 @pytest.mark.browser
-def test_a_widget_on_display_has_a_page_of_its_own(biased: View, browser: Any, widgets: list[Any]):
-    page = browser.new_page()
+def test_a_widget_on_display_has_a_page_of_its_own(biased: View, open_page: Any, widgets: list[Any]):
+    page = open_page()
     widget = biased.widget()
     page.set_content("<body style='background: #111'><div id=el></div></body>")
     shown = """async ([module, traits]) => {

@@ -25,8 +25,8 @@ def view(smollm2: tuple[Any, Any]) -> View:
     return clearhead.look(*smollm2, TEXT)
 
 
-def _opened(browser: Any, path: Path) -> tuple[Any, list[str]]:
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
+def _opened(open_page: Any, path: Path) -> tuple[Any, list[str]]:
+    page = open_page()
     heard: list[str] = []
     page.on("console", lambda message: heard.append(message.text))
     page.on("pageerror", lambda error: heard.append(str(error)))
@@ -51,10 +51,10 @@ def _rows(page: Any) -> dict[int, float]:
 @pytest.mark.browser
 @pytest.mark.parametrize(("layer", "head"), [(17, 5), (3, 7), (29, 0)])
 def test_numbers_of_a_selected_head_and_query_equal_pythons(
-    view: View, browser: Any, tmp_path: Path, layer: int, head: int
+    view: View, open_page: Any, tmp_path: Path, layer: int, head: int
 ) -> None:
     exact = (layer, head) in view.page().exact
-    page, heard = _opened(browser, view.save(tmp_path / "page.html"))
+    page, heard = _opened(open_page, view.save(tmp_path / "page.html"))
     page.click(f"[data-head='{layer}.{head}']")
     page.locator("#head-title", has_text=f"Layer {layer} · head {head}").wait_for()
     for query in (len(view.tokens) - 3, 40):
@@ -71,9 +71,9 @@ def test_numbers_of_a_selected_head_and_query_equal_pythons(
 
 @pytest.mark.browser
 def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_call(
-    view: View, browser: Any, tmp_path: Path
+    view: View, open_page: Any, tmp_path: Path
 ) -> None:
-    page, heard = _opened(browser, view.save(tmp_path / "page.html"))
+    page, heard = _opened(open_page, view.save(tmp_path / "page.html"))
     (layer, head), attn = view.page().exact[0], view.maps[view.page().exact[0][0]][0]
     page.click(f"[data-head='{layer}.{head}']")
     page.locator("#head-title", has_text=f"Layer {layer} · head {head}").wait_for()
@@ -98,8 +98,8 @@ def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_c
 
 
 @pytest.mark.browser
-def test_all_270_heads_can_be_chosen(view: View, browser: Any, tmp_path: Path) -> None:
-    page, heard = _opened(browser, view.save(tmp_path / "page.html"))
+def test_all_270_heads_can_be_chosen(view: View, open_page: Any, tmp_path: Path) -> None:
+    page, heard = _opened(open_page, view.save(tmp_path / "page.html"))
     assert page.locator("[data-head]").count() == 270
     page.click("#t50")
     for layer, head in ((0, 0), (9, 8), (20, 4), (29, 8)):

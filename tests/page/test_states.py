@@ -83,9 +83,8 @@ def test_an_old_browser_is_told(short: Made, show: Show) -> None:
     assert opened.page.locator("#state pre").count() == 0
 
 
-def test_without_scripts_a_sentence_says_so(short: Made, browser: Any) -> None:
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
+def test_without_scripts_a_sentence_says_so(short: Made, open_page: Any) -> None:
+    page = open_page(java_script_enabled=False)
     page.set_content(render(short.build()))
     assert "switched off" in page.inner_text("noscript")
-    context.close()
+    page.close()

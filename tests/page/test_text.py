@@ -61,7 +61,8 @@ ODD = [
     "\n\n",
     "\t",
 ]
-ODD += ["\r\n", "\u202e", "\u200b", "", "\x00", "    ", " onclick=alert(1)", "${1}", " 漢字", "한", "=1+1", " ok"]
+UNSEEN = {"\ufeff": "U+FEFF", "\u202e": "U+202E", " \u200b\u200d": "U+200B U+200D", "\x7f": "�"}
+ODD += [*UNSEEN, "\r\n", "", "\x00", "    ", " onclick=alert(1)", "${1}", " 漢字", "한", "=1+1", " ok"]
 
 
 @pytest.mark.parametrize("mode", ["text", "columns"])
@@ -73,7 +74,9 @@ def test_any_token_is_text(show: Show, mode: str) -> None:
         own = "(all) => all.map((t) => [...t.childNodes].find((c) => c.nodeType === 3)?.data ?? '')"
         shown = page.eval_on_selector_all("#text .t", own)
         for token, text in zip(ODD, shown, strict=True):
-            if token.strip(" \n\t\r\x00") == token.strip() and token.strip():
+            if token in UNSEEN:
+                assert text == UNSEEN[token]
+            elif token.strip(" \n\t\r\x00") == token.strip() and token.strip():
                 assert text == token.strip()
         for i, token in enumerate(ODD):
             if re.match(r" ?[א-ת؀-ۿ]", token):

@@ -23,7 +23,7 @@ import torch
 from clearhead.errors import RecordingError, ShapeError
 from clearhead.kernels.workers import alone
 from clearhead.page.answers import Answers, UnknownPart
-from clearhead.page.shell import beside_shell, live_shell, script, static
+from clearhead.page.shell import live_shell, script, static
 
 try:
     import uvicorn
@@ -47,7 +47,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data: blob:; "
-        "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -147,7 +147,7 @@ class _App:
 
     async def _respond(self, request: Request) -> Response:
         path = request.scope["path"][1:]
-        found = self._turned_away(request, path) or self._static(path, request.scope["query_string"].decode("latin-1"))
+        found = self._turned_away(request, path) or self._static(path)
         if isinstance(found, Response):
             return found
         try:
@@ -171,26 +171,17 @@ class _App:
             return _said(413, "A request with a body: only questions are answered here, and nothing is taken in.")
         return None
 
-    def _static(self, path: str, query: str) -> Response | tuple[Answers, str]:
+    def _static(self, path: str) -> Response | tuple[Answers, str]:
         """The page and its files by the names that they have; or whom to ask for which part."""
         place = re.fullmatch(r"[^/]*/(\d{1,4})/(?:(part)/)?([\w.]*)", path, re.ASCII)
         if place is None or int(place[1]) >= len(self._answers):
             return _said(404, "There is nothing under this address.")
         if place[2]:
             return self._answers[int(place[1])], place[3]
-        if place[3] == "beside":
-            return self._beside(int(place[1]), query)
         if place[3] not in _FILES:
             return _said(404, "There is nothing under this address.")
         kind, text = _FILES[place[3]]
         return Response(text(), headers=_HEADERS, media_type=kind)
-
-    def _beside(self, first: int, query: str) -> Response:
-        """Two pages in frames: `with` says which other, `h` at which head."""
-        asked = re.fullmatch(r"with=(\d{1,4})&h=(\d{1,5}\.\d{1,5})", query, re.ASCII)
-        if asked is None or int(asked[1]) >= len(self._answers):
-            return _said(404, "There is no such page to stand beside this one.")
-        return Response(beside_shell(first, int(asked[1]), asked[2]), headers=_HEADERS, media_type="text/html")
 
     async def _part(self, request: Request, answers: Answers, name: str) -> Response:
         async with self._turn:

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from importlib import resources
 
-__all__ = ["DATA", "MODULES", "beside_shell", "live_shell", "outside", "script", "shell", "static"]
+__all__ = ["DATA", "MODULES", "live_shell", "outside", "script", "shell", "static"]
 
 DATA = "<!-- data -->"  # where the data elements go
 
@@ -49,6 +49,7 @@ MODULES = (
     "matrix.js",
     "help.js",
     "keys.js",
+    "beside.js",
     "main.js",
 )
 
@@ -87,14 +88,6 @@ def live_shell() -> str:
     head = '<meta name="source" content="live">\n<link rel="preload" href="part/facts?" as="fetch" crossorigin>'
     page = static("index.html").replace("<!-- policy -->", head)
     return page.replace(_MAIN, '<script type="module" src="page.js"></script>')
-
-
-def beside_shell(first: int, second: int, head: str) -> str:
-    """Two live pages side by side, by their numbers; `head` as their addresses have it, "17.5"."""
-    frames = (f'<iframe title="Page {n}" src="../{n}/#h={head}"></iframe>' for n in (first, second))
-    icon = '<link rel="icon" href="data:,"><link rel="stylesheet" href="style.css">'
-    page = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>clearhead: side by side</title>{icon}'
-    return f'{page}</head><body class="beside">{"".join(frames)}</body></html>\n'
 
 
 @cache

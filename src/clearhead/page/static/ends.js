@@ -24,6 +24,7 @@ const BRIEF = 2; // products of a long sum that fit on its line
 const KIND = { q: "query", k: "key", v: "value" };
 const matrixOf = (name) => sub(mi("W"), mi(name));
 
+const atPlace = (place) => `<span class="place">dim ${place}:</span> `; // an index under a letter would read as a token's
 const aside = (words) => `<span class="aside">${words}</span> `;
 const escaped = (words) => words.replace(/[&<"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 /** @param {string} words @returns {import("./types").Step} */
@@ -52,8 +53,7 @@ const HOW = { turn: "turned", factor: "times a factor" };
 // What becomes of a number of the product before it is compared.
 /** @param {import("./types").InputNumber} number @param {import("./types").ProjectFacts} facts */
 function turned({ place, product, partner, its, cos, sin }, { turn }) {
-  const q = cos * product + sin * its,
-    letter = (name, i) => sub(mi(name), mn(i));
+  const q = cos * product + sin * its;
   /** @type {[number, number][]} */
   const factors = [
     [cos, product],
@@ -67,7 +67,7 @@ function turned({ place, product, partner, its, cos, sin }, { turn }) {
       : ["", term(cos, product)];
   return after(
     aside(HOW[turn] + other + ":"),
-    piece(letter("q", place), mo("="), terms, mo("="), mn(decimal(q, 3), "query")),
+    piece(mi("q"), mo("="), terms, mo("="), mn(decimal(q, 3), "query")),
   );
 }
 
@@ -75,9 +75,8 @@ function turned({ place, product, partner, its, cos, sin }, { turn }) {
 /** @param {import("./types").InputNumber} number @param {import("./types").ProjectFacts} facts */
 function projectOne(number, facts) {
   const { inputs, products: told, bias, turn } = facts;
-  const name = sub(mi(turn ? "a" : "q"), mn(number.place));
-  const sum = toldSum(name, number.products, number.product, restOf(inputs, told, bias));
-  return sum + (facts.turn ? turned(number, facts) : "");
+  const sum = toldSum(mi(turn ? "a" : "q"), number.products, number.product, restOf(inputs, told, bias));
+  return atPlace(number.place) + sum + (facts.turn ? turned(number, facts) : "");
 }
 
 // Rows of numbers as text, with as many decimals as the products need to give their sums.
@@ -165,13 +164,13 @@ function othersIn(heads, bias) {
 // The number of the output to which the head adds most.
 /** @param {import("./types").OutputNumber[]} numbers @param {import("./types").OutputFacts} facts @param {number} dv @param {number} heads */
 function outputOne([number], { products, bias }, dv, heads) {
-  const place = mn(number.place),
-    told = toldSum(sub(mi("h"), place), number.products, number.added, restOf(dv, products, false));
+  const sum = toldSum(mi("h"), number.products, number.added, restOf(dv, products, false)),
+    told = atPlace(number.place) + sum;
   const names = othersIn(heads, bias);
   if (!names) return told;
   const parts = partsOf(number, heads);
   const terms = mn(parts.mine) + (heads > 1 ? plus(parts.others) : "") + (bias ? plus(parts.bias) : "");
-  const whole = piece(sub(mi("o"), place), mo("="), terms, mo("="), mn(parts.whole));
+  const whole = piece(mi("o"), mo("="), terms, mo("="), mn(parts.whole));
   return told + after(aside(`with ${names}:`), whole);
 }
 

@@ -1,13 +1,13 @@
 // A page in a notebook: light or dark as the notebook is, and with the kernel's numbers while there is a kernel. What
 // stands around its frame speaks first, see `outside`.
-import { checked, Fault, file, source } from "./source.js";
+import { checked, Fault, file, framed, source } from "./source.js";
 import { setTheme } from "./colour.js";
 import { emit, view } from "./state.js";
 
 const AT_ONCE = 2; // questions: what is no longer wanted when its turn comes is not asked
 
-/** @param {MessagePort} port @returns {import("./types").Source} The parts are answers of the kernel. */
-function kernelBehind(port) {
+/** @param {MessagePort} port @returns {import("./types").Source} The parts are answers of whoever is behind it. */
+function partsBehind(port, live = true) {
   const asked = new Map();
   /** @type {any[]} */
   let waiting = [];
@@ -19,10 +19,10 @@ function kernelBehind(port) {
       port.postMessage({ id: count, name: one.name, query: one.query });
     }
   }
-  port.addEventListener("message", ({ data: { id, error, bytes } }) => {
+  port.addEventListener("message", ({ data: { id, error, title = "The kernel cannot answer", bytes } }) => {
     const one = asked.get(id);
     if (!asked.delete(id)) return;
-    if (error) one.fail(new Fault("The kernel cannot answer", error));
+    if (error) one.fail(new Fault(title, error));
     else one.done(bytes ? new Uint8Array(bytes) : null);
     askMore();
   });
@@ -35,7 +35,7 @@ function kernelBehind(port) {
     });
   const facts = async (page = "") =>
     checked(JSON.parse(new TextDecoder().decode((await part(page + "facts")) || undefined)));
-  return { live: true, facts, part };
+  return { live, facts, part };
 }
 
 /** @type {boolean | null} */
@@ -52,19 +52,26 @@ function follow(wanted) {
 }
 
 /**
- * Listen to the notebook around this page, if there is one.
+ * Listen to what is around this page, if there is something: a notebook, or the page that shows it beside another.
  * @param {Promise<void>} started
  * @param {() => Promise<void>} renew shows the numbers of the source that there is now
+ * @param {() => void} begin now it may
  */
-export function startKernel(started, renew) {
-  if (window.parent === window || source.live) return; // a server's page may stand beside another
+export function startKernel(started, renew, begin) {
+  if (!framed) begin();
+  if (window.parent === window || source.live) return;
   /** @type {MessagePort | null} */
   let latest = null;
   async function change(from) {
     Object.assign(source, from);
     await renew();
   }
-  async function meet(port) {
+  async function meet(port, live) {
+    if (framed) {
+      Object.assign(source, partsBehind(port, live));
+      port.start();
+      return begin();
+    }
     latest?.close();
     latest = port;
     port.addEventListener("message", ({ data }) => {
@@ -73,7 +80,7 @@ export function startKernel(started, renew) {
       if (source.live) change(file);
     });
     port.start();
-    const kernel = kernelBehind(port);
+    const kernel = partsBehind(port);
     await kernel.facts(); // where no kernel answers, the page stays what it is
     await started;
     if (port === latest) await change(kernel);
@@ -81,7 +88,7 @@ export function startKernel(started, renew) {
   addEventListener("message", ({ source: sender, data, ports }) => {
     if (sender !== window.parent || !data) return;
     if (data.clearhead === "theme") follow(Boolean(data.dark));
-    if (data.clearhead === "kernel" && ports[0]) meet(ports[0]);
+    if (data.clearhead === "kernel" && ports[0]) meet(ports[0], data.live);
   });
   window.parent.postMessage({ clearhead: "page" }, "*");
 }

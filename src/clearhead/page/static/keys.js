@@ -69,7 +69,7 @@ const SHORTCUTS = {
 };
 
 function shortcut(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys || !view.weights) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !view.singleKeys || !view.weights || view.beside != null) return;
   if (under(event, "input[type=search], #pages, dialog")) return;
   const action = SHORTCUTS[event.key];
   if (!action) return;

@@ -1,12 +1,13 @@
 // Start: read, lay out, open the first head. Panes draw themselves when something changes.
 import { $, el } from "./util.js";
 import { drawRamp, setTheme } from "./colour.js";
-import { Fault, source } from "./source.js";
+import { Fault, framed, source } from "./source.js";
 import { Trace } from "./data.js";
 import { emit, keyOf, layerOf, leadText, on, pageAsked, queryOf, queryText, readHash, view } from "./state.js";
 import { darkHere, startKernel } from "./kernel.js";
 import { headAskedFor, selectHead } from "./actions.js";
-import { beginWith, followOther, listen, renewPages, showPage } from "./pages.js";
+import { beginWith, listen, renewPages, showPage } from "./pages.js";
+import { leave, renewBeside, standBeside, startBeside } from "./beside.js";
 import { layOut } from "./layout.js";
 import { glyph, roleName, sentence } from "./roles.js";
 import { drawHeader } from "./header.js";
@@ -78,12 +79,15 @@ function follow(system) {
     "change",
     (event) => view.theme === "auto" && (switchTheme(darkHere(event.matches)), (view.theme = "auto")),
   );
-  addEventListener("hashchange", ({ newURL }) => {
+  addEventListener("hashchange", async ({ newURL }) => {
     const address = /** @type {any} */ (new URL(newURL)), // the page may have written its own meanwhile
-      wanted = pageAsked(address),
+      [wanted, other] = [pageAsked(address), pageAsked(address, "beside")],
       asked = readHash(address);
-    if (wanted != null && wanted !== view.trace.page) return showPage(wanted, asked);
-    selectHead(asked.head || view.head, { ...asked, first: true }).then(() => emit("layout"));
+    leave();
+    if (wanted != null && wanted !== view.trace.page) await showPage(wanted, asked);
+    else await selectHead(asked.head || view.head, { ...asked, first: true });
+    emit("layout");
+    if (other != null) standBeside(other);
   });
   let waiting = 0;
   addEventListener("resize", () => (clearTimeout(waiting), (waiting = setTimeout(() => emit("layout"), 80))));
@@ -96,8 +100,9 @@ async function start() {
   view.trace = /** @type {any} */ (new Trace(await source.facts()));
   const system = matchMedia("(prefers-color-scheme: dark)");
   setTheme(darkHere(system.matches));
-  const wanted = pageAsked(),
-    at = readHash();
+  const address = /** @type {any} */ (framed ? { hash: framed.dataset.at } : { hash: location.hash }),
+    wanted = pageAsked(address),
+    at = readHash(address);
   view.head = at.head || view.trace.find(...view.trace.opening);
   view.token = at.query ?? at.key ?? leadText().n - 1;
   if (source.live) view.trace.weights(view.head); // on its way while the page lays itself out
@@ -118,8 +123,8 @@ async function start() {
   follow(system);
   beginWith(view.trace);
   if (wanted != null) await showPage(wanted, at);
+  await startBeside(pageAsked(address, "beside"));
   document.body.dataset.ready = "1";
-  followOther();
   ready();
   listen(view.trace);
 }
@@ -130,6 +135,7 @@ async function renew() {
   forgetTiles();
   drawHeader();
   await selectHead(headAskedFor(), { query: queryOf(), key: keyOf(), first: true });
+  renewBeside();
 }
 
 const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
@@ -138,5 +144,4 @@ addEventListener("unhandledrejection", (event) => {
   if (event.reason instanceof Fault) event.preventDefault(); // said on the page, no need to say it in the console
   fail(event.reason);
 });
-startKernel(new Promise((done) => (ready = done)), renew);
-start();
+startKernel(new Promise((done) => (ready = done)), renew, start);

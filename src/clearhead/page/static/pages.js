@@ -1,9 +1,9 @@
-// Several pages in one: texts, models, items of a batch, steps of a training run. One is shown at a time; of a server
-// two stand side by side, each in a frame of its own, and show the same head.
+// Several pages in one: texts, models, items of a batch, steps of a training run. One is shown at a time, or two beside
+// one another, see beside.js.
 import { $, el, grouped } from "./util.js";
 import { Trace } from "./data.js";
-import { source } from "./source.js";
-import { emit, keyOf, on, queryOf, view } from "./state.js";
+import { framed, source } from "./source.js";
+import { emit, keyOf, queryOf, view } from "./state.js";
 import { selectHead } from "./actions.js";
 
 /** @type {Map<number, Promise<import("./types").Trace>>} */
@@ -17,6 +17,12 @@ let first = null, // whose parts have no number before them
 export function beginWith(trace) {
   first = asked = trace.page ?? 0;
   read.set(first, Promise.resolve(trace));
+}
+
+/** @param {number} n @returns {Promise<import("./types").Trace>} */
+export function pageAt(n) {
+  if (!read.has(n)) read.set(n, readPage(n));
+  return /** @type {any} */ (read.get(n));
 }
 
 /** @param {number} n */
@@ -33,14 +39,13 @@ export async function renewPages() {
 }
 
 /** @param {import("./types").Trace} a @param {import("./types").Trace} b */
-const sameTexts = (a, b) => a.texts.every((text, i) => text.tokens.join("\n") === b.texts[i]?.tokens.join("\n"));
+export const sameTexts = (a, b) => a.texts.every((text, i) => text.tokens.join("\n") === b.texts[i]?.tokens.join("\n"));
 
 // The same head, and of the same text the same query and key.
 /** @param {number} n @param {{ query?: number | null, key?: number | null }} at */
 export async function showPage(n, { query, key } = {}) {
   asked = n;
-  if (!read.has(n)) read.set(n, readPage(n));
-  const trace = /** @type {import("./types").Trace} */ (await read.get(n)),
+  const trace = await pageAt(n),
     { layer, head } = view.head;
   if (asked !== n || trace === view.trace) return;
   const same = sameTexts(trace, view.trace),
@@ -91,47 +96,18 @@ function makeControl({ pages = [], page }) {
   return ["step", choice, number];
 }
 
+function besideButton() {
+  const title = "Two pages side by side, at the same head";
+  return el("button", { class: "btn", id: "two-pages", title }, framed ? "This alone" : "Side by side");
+}
+
 // To choose a page, and to see two at once; nothing where there is one page.
 export function drawPages() {
   const { trace } = view,
     choice = control();
-  if (trace.pages && !choice) $("#choice").replaceChildren(...makeControl(trace), ...(source.live ? [besideButton()] : []));
+  if (trace.pages && !choice) $("#choice").replaceChildren(...makeControl(trace), besideButton());
   else if (choice && choice !== document.activeElement) {
     choice.value = String(trace.page);
     choice.dispatchEvent(new Event("change")); // its number follows
   }
-}
-
-// --- two side by side -------------------------------------------------------------------------------------------
-
-const sameHead = () => `h=${view.head.layer}.${view.head.head}`;
-const beside = window.parent !== window;
-
-function besideButton() {
-  const title = "Two pages side by side, at the same head",
-    button = el("button", { class: "btn", id: "two-pages", title }, beside ? "This alone" : "Side by side");
-  button.addEventListener("click", () => {
-    const { pages = [], page = 0 } = view.trace;
-    const two = `../${page}/beside?with=${(page + 1) % pages.length}&${sameHead()}`;
-    window.open(beside ? `../${page}/#${sameHead()}` : two, "_top");
-  });
-  return button;
-}
-
-// Each tells the other of its head, unless it was the other's choice.
-export function followOther() {
-  if (!beside || !source.live || !control()) return;
-  const channel = new BroadcastChannel("clearhead" + location.pathname.split("/")[1]);
-  let told = view.head;
-  on("head", () => {
-    if (view.head === told) return;
-    told = view.head;
-    channel.postMessage([told.layer, told.head]);
-  });
-  channel.addEventListener("message", ({ data: [layer, head] }) => {
-    const wanted = view.trace.find(layer, head);
-    if (!wanted || wanted === view.head) return;
-    told = wanted;
-    selectHead(wanted);
-  });
 }

@@ -4,7 +4,7 @@ import { along, otherText, say, view, writeHash } from "./state.js";
 
 // The page before anything is drawn on it, without its data: what a saved copy begins with.
 const isPage = (part) => !part.matches("script, meta");
-const untouched = [...document.body.children].filter(isPage).map((part) => part.outerHTML);
+export const untouched = [...document.body.children].filter(isPage).map((part) => part.outerHTML);
 
 function wholePage() {
   const data = [...document.body.children].filter((part) => !isPage(part)).map((part) => part.outerHTML);

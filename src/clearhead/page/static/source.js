@@ -112,6 +112,9 @@ const server = {
   },
 };
 
+// Whether this page stands beside another, and which view it begins with: the page around both has the numbers.
+/** @type {HTMLMetaElement | null} */
+export const framed = document.querySelector('meta[name="source"][content="around"]');
 const served = document.querySelector('meta[name="source"][content="live"]');
 /** @type {import("./types").Source} */
 export const source = { ...(served ? server : file) }; // in a notebook it becomes another, see kernel.js

@@ -24,6 +24,7 @@ export const view = {
   filter: new Set(),
   theme: "auto",
   singleKeys: true,
+  beside: null, // the page that stands beside this one
 };
 
 // The pair that every pane shows: the pointer leads while nothing is pinned, and in columns always.
@@ -85,11 +86,10 @@ export function say(words) {
   $("#live").textContent = words;
 }
 
-// The view in the address, so that a link shows the same. An embedded page has no address of its own.
-export function writeHash() {
-  if (location.protocol === "about:") return;
+/** @param {string} head */
+export function hashOf(head = `${view.head.layer}.${view.head.head}`) {
   const parts = [
-    `h=${view.head.layer}.${view.head.head}`,
+    `h=${head}`,
     `q=${queryOf()}`,
     `k=${keyOf()}`,
     `dir=${view.direction}`,
@@ -103,12 +103,19 @@ export function writeHash() {
   if (view.wide) parts.push("wide=1");
   if (view.zoom) parts.push("zoom=" + [view.zoom.x, view.zoom.y, view.zoom.size].map((x) => +x.toFixed(3)).join());
   if (view.filter.size) parts.push("roles=" + [...view.filter].join("."));
-  history.replaceState(null, "", "#" + parts.join("&"));
+  if (view.beside != null) parts.push("beside=" + view.beside);
+  return "#" + parts.join("&");
 }
 
-// Which of several pages the address asks for.
-export function pageAsked({ hash } = location) {
-  const asked = new URLSearchParams(hash.slice(1)).get("page");
+// The view in the address, so that a link shows the same. An embedded page has no address of its own.
+/** @param {string} [head] */
+export function writeHash(head) {
+  if (location.protocol !== "about:") history.replaceState(null, "", hashOf(head));
+}
+
+// Which of several pages the address asks for, to be shown or to stand beside.
+export function pageAsked({ hash } = location, name = "page") {
+  const asked = new URLSearchParams(hash.slice(1)).get(name);
   return asked && Number(asked) < (view.trace.pages?.length || 0) ? Number(asked) : null;
 }
 

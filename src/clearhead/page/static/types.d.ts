@@ -136,6 +136,7 @@ export interface View {
   filter: Set<string>;
   theme: "auto" | "light" | "dark";
   singleKeys: boolean;
+  beside: number | null;
 }
 
 // The exact numbers behind one weight.

@@ -42,16 +42,22 @@ export function el(tag, attributes = {}, ...children) {
 
 export const CONTINUED = "\ufffd"; // a token that holds further bytes of the character begun before it
 
-// A token as one printable word: spaces, newlines and empty pieces are made visible.
+const INVISIBLE = /\p{Default_Ignorable_Code_Point}/u; // no width, or a direction
+/** @param {string} token */
+export const isInvisible = (token) => INVISIBLE.test(token) && [...token].every((c) => !c.trim() || INVISIBLE.test(c));
+const codeOf = (c) => "U+" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+
+// A token as one printable word: spaces, newlines, empty pieces and what has no shape are made visible.
 /** @param {string} token */
 export function shown(token) {
   if (token === "") return "∅";
   if (token === CONTINUED) return "┊";
+  if (isInvisible(token)) return [...token].filter((c) => INVISIBLE.test(c)).slice(0, 3).map(codeOf).join(" ");
   const visible = (s) =>
     s
       .replace(/\r?\n/g, "⏎")
       .replace(/\t/g, "⇥")
-      .replace(/[\u0000-\u001f\u2028\u2029]/g, "�");
+      .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "�");
   if (token.trim()) return visible(token.trim());
   return /^ {4,}$/.test(token) ? `␣×${token.length}` : visible(token).replace(/\s/g, "␣");
 }

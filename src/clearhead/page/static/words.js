@@ -1,5 +1,5 @@
 // Tokens as elements: words of tokens, and where lines and paragraphs end.
-import { CONTINUED, el, shown } from "./util.js";
+import { CONTINUED, el, isInvisible, shown } from "./util.js";
 
 const SPECIAL = /^(\[[A-Z]+\]|<\|?[\w/ ]+\|?>)$/;
 const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
@@ -19,6 +19,7 @@ export function breaks(token) {
 // What a token looks like in running text: the space and the line ends before it stand there, not in it.
 /** @param {string} token */
 function visible(token) {
+  if (isInvisible(token)) return shown(token);
   if (token.includes("\n")) return token.trim().replace(/\s*\n\s*/g, "⏎") + (breaks(token)[1] ? "⏎" : "");
   if (token && !token.trim()) return /\t/.test(token) ? "⇥" : "·".repeat(Math.min(token.length, 8));
   return shown(token.replace(/^ /, ""));
@@ -38,7 +39,7 @@ export function spanOf(token, i, previous, id) {
       "aria-label": words,
     });
   }
-  if (!token.trim()) names.push("blank");
+  if (!token.trim() || isInvisible(token)) names.push("blank");
   if (SPECIAL.test(token.trim())) names.push("apart");
   if (token.length > 30) names.push("vast");
   if (LETTER_BEFORE.test(previous) && LETTER.test(token) && !UNSPACED.test(token)) names.push("joint");
