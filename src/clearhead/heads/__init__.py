@@ -1,6 +1,8 @@
 """What heads do: relations between tokens, the roles that scores on them add up to, and whether a head matters."""
 
+from clearhead.heads.effects import Effect, HeadLoss, Importance, effect, importance
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
+from clearhead.heads.losses import in_context_score
 from clearhead.heads.pairs import Pairs, Tokens, aligned
 from clearhead.heads.relations import RelationMass
 from clearhead.heads.roles import ROLES, Head, HeadTable, role_of
@@ -10,9 +12,12 @@ from clearhead.maps import rollout, value_weighted
 
 __all__ = [
     "ROLES",
+    "Effect",
     "Head",
+    "HeadLoss",
     "HeadMeans",
     "HeadTable",
+    "Importance",
     "Knockout",
     "Pairs",
     "Parse",
@@ -20,7 +25,10 @@ __all__ = [
     "RelationScore",
     "Tokens",
     "aligned",
+    "effect",
     "head_means",
+    "importance",
+    "in_context_score",
     "knockout",
     "relation_score",
     "role_of",
