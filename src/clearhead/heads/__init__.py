@@ -1,5 +1,6 @@
 """What heads do: relations between tokens, the roles that scores on them add up to, and whether a head matters."""
 
+from clearhead.heads.comparing import Comparison, HeadChange, compare
 from clearhead.heads.effects import Effect, HeadLoss, Importance, effect, importance
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
 from clearhead.heads.losses import in_context_score
@@ -12,8 +13,10 @@ from clearhead.maps import rollout, value_weighted
 
 __all__ = [
     "ROLES",
+    "Comparison",
     "Effect",
     "Head",
+    "HeadChange",
     "HeadLoss",
     "HeadMeans",
     "HeadTable",
@@ -25,6 +28,7 @@ __all__ = [
     "RelationScore",
     "Tokens",
     "aligned",
+    "compare",
     "effect",
     "head_means",
     "importance",

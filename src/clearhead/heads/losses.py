@@ -230,7 +230,7 @@ def windows_of(model: nn.Module, tokenizer: Any, texts: Texts, length: int, skip
     limit = context_length(model)
     length = length if limit is None else min(length, limit)
     given = [texts] if isinstance(texts, (str, Tensor)) else list(texts)
-    found = [piece for text in given for ids in _ids(tokenizer, text) for piece in ids.split(length)]
+    found = [piece for text in given for ids in _ids(tokenizer, text) for piece in torch.split(ids, length)]
     found = [piece for piece in found if len(piece) > skip + 1]
     _check_known(model, found)
     if not found:
@@ -267,7 +267,7 @@ def _batched(windows: Sequence[Tensor], batch: int) -> list[Tensor]:
     by_length: dict[int, list[Tensor]] = {}
     for one in sorted(windows, key=len, reverse=True):
         by_length.setdefault(len(one), []).append(one)
-    return [part for same in by_length.values() for part in torch.stack(same).split(batch)]
+    return [part for same in by_length.values() for part in torch.split(torch.stack(same), batch)]
 
 
 @torch.no_grad()
