@@ -1,10 +1,10 @@
 """Attention across layers of SmolLM2 on 4,096 tokens: one row of the rollout, and the last 128.
 
 The rollout is the product of all layers' maps, each averaged over heads and half of it the residual stream. It is never
-held: a row is one pass over every layer. As dense float32 matrices one layer would take 67 MB, and its nine heads 604 MB.
+held: a row is one pass over every layer. As a dense float32 matrix one layer would take 67 MB, its nine heads 604 MB.
 First 256 tokens, where the dense product of float64 matrices is at hand: the largest difference of any weight. Time
-beside the model's own forward pass over the same tokens (PyTorch's fused attention, no cache, last logits alone); memory
-is the peak of a fresh process above what the recording holds. Tokens are random: times do not depend on them.
+beside the model's own forward pass over the same tokens (PyTorch's fused attention, no cache, last logits alone);
+memory is the peak of a fresh process above what the recording holds. Tokens are random: times do not depend on them.
 """
 
 from __future__ import annotations

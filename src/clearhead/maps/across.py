@@ -111,7 +111,7 @@ class Rollout(AttentionMap):
     def trace(self, t: int) -> Tensor:
         """Where the last vector of token t comes from, at every depth: (…, L + 1, T), each row sums to 1.
 
-        Row l is its influence by what stands at each token after l layers: row L is token t alone, row 0 is `self[…, t]`.
+        Row l is its influence by what stands at each token after l layers: row L is token t alone, row 0 `self[…, t]`.
         Cost: that of one row.
         """
         at = self._positions_of([t], self.shape[-2], "query")
