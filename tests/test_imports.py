@@ -15,7 +15,7 @@ import clearhead
 ROOT = Path(clearhead.__file__).parent
 # From the ground up; what stands in one line does not know of each other.
 FLOORS = [
-    ["errors", "_files", "_format", "_palette", "_progress", "_version", "_plain", "reference"],
+    ["errors", "_files", "_format", "_palette", "_progress", "_version", "_plain", "_tables", "reference"],
     ["_checks", "_config", "_measuring", "_watch"],
     ["cost", "masks"],
     ["scores"],
@@ -32,6 +32,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
+    ["importance_command"],
     ["cli"],
     ["__main__", ""],
 ]
@@ -117,6 +118,7 @@ OPTIONAL = [
     "safetensors",
     "starlette",
     "uvicorn",
+    "pandas",
 ]
 
 

@@ -308,6 +308,27 @@ def test_the_uniform_head_sees_what_the_mask_leaves_and_empty_rows_do_not_count(
     assert found == pytest.approx(sum(math.log(n) for n in (1, 2, 3, 4)) / 4)
 
 
+def test_influence_is_the_product_of_the_layers_above_each_depth(view: View) -> None:
+    (ax,) = plots.influence(view, 4).axes
+    shown = cells(ax)
+    product, rows = np.eye(6), [np.eye(6)[4]]
+    for attn in reversed(view.maps):
+        product = product @ (np.nan_to_num(dense(attn))[0].mean(0) + np.eye(6)) / 2
+        rows.insert(0, product[4])
+    np.testing.assert_allclose(np.nan_to_num(shown), rows, atol=1e-6)
+    assert np.isnan(shown[:, 5]).all()
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["text", "3", "7"]
+    assert ax.get_title("left") == "influence on token 4, 'one'"
+
+
+def test_influence_is_of_one_text(view: View) -> None:
+    two = View(list(view.maps), [3, 7], view.texts * 2, "Two")
+    with pytest.raises(ShapeError, match="a view of one text"):
+        plots.influence(two)
+    with pytest.raises(IndexError, match="6"):
+        plots.influence(view, 6)
+
+
 def test_the_table_counts_the_roles_and_names_the_strongest() -> None:
     (ax,) = plots.roles(TABLE, strongest=1).axes
     assert [bar.get_width() for bar in ax.patches] == pytest.approx([60, 0, 30, 0, 0, 0, 30, 30])

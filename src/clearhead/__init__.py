@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import cost, functional, learn, masks, nn, plots, reference, scores, testing, zoo
+    from clearhead import cost, functional, learn, masks, nn, plots, reference, scores, zoo
     from clearhead.errors import DTypeError, LessonError, ModelError, RecordingError, ShapeError
     from clearhead.functional import scaled_dot_product_attention
-    from clearhead.heads import knockout
+    from clearhead.heads import compare, knockout
     from clearhead.looking import look
     from clearhead.maps import AdditiveMap, AttentionMap, DenseMap, LinearMap, SoftmaxMap, Statistics, average_heads
     from clearhead.recording import Recording, record
     from clearhead.view import View
     from clearhead.views import Views
 
-# `heads` is one too, and not among the public names, of which there are thirty at most.
+# `heads` and `testing` are two too, and not among the public names, of which there are thirty at most.
 _MODULES = ("cost", "functional", "heads", "learn", "masks", "nn", "plots", "reference", "scores", "testing", "zoo")
 _HOMES = {
     "AdditiveMap": "maps",
@@ -39,6 +39,7 @@ _HOMES = {
     "View": "view",
     "Views": "views",
     "average_heads": "maps",
+    "compare": "heads",
     "knockout": "heads",
     "look": "looking",
     "record": "recording",
@@ -62,6 +63,7 @@ __all__ = [
     "Views",
     "__version__",
     "average_heads",
+    "compare",
     "cost",
     "functional",
     "knockout",
@@ -74,7 +76,6 @@ __all__ = [
     "reference",
     "scaled_dot_product_attention",
     "scores",
-    "testing",
     "zoo",
 ]
 

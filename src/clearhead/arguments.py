@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_TEXT",
     "budget_of",
     "check_figure",
+    "check_progress",
     "check_recording",
     "image_of",
     "layer_numbers",
@@ -145,6 +146,12 @@ def check_figure(figure: Path | None) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         stop('--figure needs matplotlib. Run: pip install "clearhead[plot]"')
+
+
+def check_progress(file: Path | None) -> None:
+    """Refuse a progress file that could not be written, before the model is loaded."""
+    if file is not None:
+        _check_place(file, "--progress")
 
 
 def _check_place(target: Path, option: str) -> None:

@@ -29,6 +29,7 @@ from clearhead.arguments import (
     target_of,
     text_of,
 )
+from clearhead.importance_command import importance
 
 if TYPE_CHECKING:
     from clearhead.cost import Cost
@@ -520,3 +521,6 @@ def _clear_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+app.command()(_clear_errors()(importance))

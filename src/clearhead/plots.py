@@ -1,10 +1,11 @@
-"""Figures for papers, in matplotlib: every head of a view, one head, any map, the entropy by layer, the roles.
+"""Figures for papers, in matplotlib: every head of a view, one head, any map, entropy, influence, roles.
 
 view = clearhead.look(model, tokenizer, "The cat sat on the mat. The cat sat on the")
 plots.save(plots.heads(view), "heads.svg")     # every head, in the colour of its role
 plots.head(view, "L17H5")                      # one head: every token on every token
 plots.attention(recording[17][0, 5])           # any map
 plots.entropy(view)                            # how far each head spreads, layer by layer
+plots.influence(view)                          # what the last token was made of, down the layers
 plots.roles(view)                              # how many heads have each role, and the strongest
 
 Each returns a Figure of which pyplot does not know; with `ax=` it draws into Axes of yours and returns their figure.
@@ -40,13 +41,15 @@ from clearhead._checks import check_count, describe
 from clearhead._files import FIGURES, write_whole
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.heads.roles import ROLES, Head, HeadTable
+from clearhead.maps.across import rollout
 from clearhead.maps.base import AttentionMap
+from clearhead.maps.dense import DenseMap
 from clearhead.maps.drawing import INCH, PLAIN, SMALL, TINY, attention, clean, colour_map, room
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.page.payload import ENDS
 from clearhead.view import View
 
-__all__ = ["attention", "entropy", "head", "heads", "roles", "save"]
+__all__ = ["attention", "entropy", "head", "heads", "influence", "roles", "save"]
 
 CELL, GAP, GROUP_GAP = 19.2, 0.1, 0.18  # of a thumbnail: its pitch in points; parts of it that stay free
 MARKERS = dict(zip((*ROLES, "aligned"), "os^vDPXdp", strict=True))  # hue is never alone
@@ -129,6 +132,31 @@ def entropy(heads: View | HeadTable, *, ax: Axes | None = None) -> Figure:
     ax.set_ylabel("entropy of a head, nats", fontsize=SMALL)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=SMALL)
     return ax.figure  # type: ignore[return-value]
+
+
+def influence(view: View, token: int = -1, *, norm: Normalize | None = None, ax: Axes | None = None) -> Figure:
+    """Draw how much of a token's last vector comes from each token, at every depth; of the last token by default.
+
+    A row a depth, as `heads.rollout(…).trace` gives it, of the view's layers: the uppermost is the influence of the
+    tokens themselves, each one below that of what stands at them after one more layer, the lowest the token alone.
+    Weights and residuals are looked at, values and MLPs are not. Raises ShapeError for a view of two texts.
+    Cost: one pass over every layer.
+    """
+    _expect(view, "influence(…)", View)
+    _expect_axes(ax, "influence(…, ax=…)")
+    if len(view.texts) > 1:
+        raise ShapeError(
+            f"influence({view!r}): expected a view of one text; rollout(recording.encoder).trace is of one."
+        )
+    with torch.no_grad():
+        trace = rollout(attn[0] for attn in view.maps).trace(token)
+    names = ["text", *map(str, view.layers)]
+    figure = attention(DenseMap(trace), tokens=view.tokens, queries=names, norm=norm, axes=ax)
+    own = ax or figure.axes[0]
+    own.set_ylabel("after layer", fontsize=SMALL)
+    n = token % len(view.tokens)
+    own.set_title(clean(f"influence on token {n}, {view.tokens[n].strip()!r}"), fontsize=SMALL, loc="left", **PLAIN)
+    return figure
 
 
 def roles(heads: View | HeadTable, *, strongest: int = 3, ax: Axes | None = None) -> Figure:

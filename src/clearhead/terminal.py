@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from rich.progress import (
     Task,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -28,6 +30,8 @@ from clearhead._progress import Progress
 if TYPE_CHECKING:
     from clearhead.bench import Bench
     from clearhead.cost import Cost
+    from clearhead.heads import Effect, HeadLoss, Importance
+    from clearhead.heads.losses import Measured
     from clearhead.view import View
     from clearhead.zoo import Entry
 
@@ -42,8 +46,11 @@ _STAGES = {
     "figure": "Drawing the heads",
     "time": "Measuring time",
     "memory": "Measuring memory",
+    "importance": "Knocking out each head",
+    "random": "Knocking out some together",
 }
-_COUNTED = ("heads", "memory")  # stages that tell how far they are; the others only begin and end
+_COUNTED = ("heads", "memory", "importance", "random")  # stages that tell how far they are; others begin and end
+_SECONDS = 20  # between two lines on how far a stage is, where there is no moving bar
 _STRONGEST = 3
 
 
@@ -81,8 +88,8 @@ def _moving() -> Iterator[Progress]:
 def _bar(out: Console) -> Bar:
     """A spinner with the words of the stage, and a bar where the stage has a count."""
     words = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), words, TimeElapsedColumn(), _Counted(BarColumn()), _Counted(MofNCompleteColumn()))
-    return Bar(*columns, console=out, transient=True)
+    counted = (_Counted(column) for column in (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()))
+    return Bar(SpinnerColumn(), words, TimeElapsedColumn(), *counted, console=out, transient=True)
 
 
 def _reporter(bar: Bar) -> Progress:
@@ -102,14 +109,35 @@ def _reporter(bar: Bar) -> Progress:
 
 @contextmanager
 def _lines() -> Iterator[Progress]:
-    seen: set[str] = set()
+    begun: dict[str, tuple[float, int]] = {}
+    told = 0.0
 
     def report(stage: str, done: int, total: int) -> None:
-        if stage not in seen:
+        nonlocal told
+        now = time.monotonic()
+        start, before = begun.setdefault(stage, (now, done))
+        if now == start:
             print(f"{_STAGES.get(stage, stage)} ...", file=sys.stderr, flush=True)
-        seen.add(stage)
+        elif stage in _COUNTED and before < done < total and now >= told + _SECONDS:
+            left = (now - start) / (done - before) * (total - done)
+            print(f"  {done} of {total}, about {_duration(left)} left", file=sys.stderr, flush=True)
+        else:
+            return
+        told = now
 
     yield report
+
+
+def _duration(seconds: float) -> str:
+    """Roughly.
+
+    >>> _duration(42), _duration(170), _duration(7300)
+    ('42 s', '3 min', '2 h 2 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def show_view(view: View) -> None:
@@ -211,6 +239,45 @@ def show_bench(found: Bench) -> None:
     for note in found.notes:
         out.print(plain(note), soft_wrap=True)
     out.print(plain(found.machine), soft_wrap=True)
+
+
+def show_importance(every: Importance | None, together: Effect, top: int) -> None:
+    """Print what the model loses without its heads, and without some together beside as many at random."""
+    out = console()
+    table = _plain_table("Without", "Loss", "More", "Error", "In context")
+    whole = together.whole
+    table.add_row("no head", f"{whole.loss:.4f}", "", "", _signed(whole.icl))
+    for head in [] if every is None else every.strongest(top):
+        table.add_row(head.label, *_losses(head))
+    table.add_row(f"{_count(len(together.heads), 'head')} together", *_losses(together.without))
+    if together.random:
+        loss = f"{whole.loss + together.random_mean:.4f}"
+        scores = [one.icl for one in together.random if one.icl is not None]
+        score = _signed(sum(scores) / len(scores) if scores else None)
+        table.add_row("as many at random", loss, f"{together.random_mean:+.4f}", "", score)
+    _print(out, table)
+    if every is not None:
+        out.print(f"Any one head: {every.mean:+.4f} ± {every.std:.4f}, over all {len(every)}.", soft_wrap=True)
+    heads = ", ".join(f"L{layer}H{head}" for layer, head in together.heads)
+    drawn = f"; at random ± {together.random_std:.4f} over {len(together.random)} draws" if together.random else ""
+    out.print(f"Together: {heads}{drawn}.", soft_wrap=True)
+
+
+def _losses(found: Measured | HeadLoss) -> list[str]:
+    error = "-" if found.error is None else f"{found.error:.4f}"
+    return [f"{found.loss:.4f}", f"{found.change:+.4f}", error, _signed(found.icl)]
+
+
+def _signed(number: float | None) -> str:
+    return "-" if number is None else f"{number:+.3f}"
+
+
+def _plain_table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _count(number: int, what: str) -> str:

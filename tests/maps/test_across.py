@@ -46,6 +46,18 @@ def test_trap26_rollout_is_the_dense_product_and_every_row_sums_to_1(monkeypatch
     assert (single[:, 200:].to_dense().sum(-1) - 1).abs().max() <= 3 * 16 * torch.finfo(torch.float32).eps
 
 
+def test_a_trace_is_a_row_of_the_product_of_the_layers_above_each_depth() -> None:
+    maps = layers(3, 20)
+    trace = rollout(maps).trace(-2)
+    assert trace.shape == (2, 4, 20)
+    for depth in range(3):
+        expected = dense_product([attn.to_dense() for attn in maps[depth:]])[:, -2]
+        torch.testing.assert_close(trace[:, depth], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(trace[:, 3], torch.eye(20, dtype=torch.float64)[18].expand(2, 20))
+    with pytest.raises(IndexError, match="20"):
+        rollout(maps).trace(20)
+
+
 def test_rollout_of_uniform_heads_is_the_closed_form() -> None:
     """Off the diagonal (1 - 2^-L) / n, on it 2^-L more."""
     x = torch.zeros(1, 2, 4, 8, dtype=torch.float64)

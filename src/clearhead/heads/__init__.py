@@ -1,6 +1,9 @@
 """What heads do: relations between tokens, the roles that scores on them add up to, and whether a head matters."""
 
+from clearhead.heads.comparing import Comparison, HeadChange, compare
+from clearhead.heads.effects import Effect, HeadLoss, Importance, effect, importance
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
+from clearhead.heads.losses import in_context_score
 from clearhead.heads.pairs import Pairs, Tokens, aligned
 from clearhead.heads.relations import RelationMass
 from clearhead.heads.roles import ROLES, Head, HeadTable, role_of
@@ -10,9 +13,14 @@ from clearhead.maps import rollout, value_weighted
 
 __all__ = [
     "ROLES",
+    "Comparison",
+    "Effect",
     "Head",
+    "HeadChange",
+    "HeadLoss",
     "HeadMeans",
     "HeadTable",
+    "Importance",
     "Knockout",
     "Pairs",
     "Parse",
@@ -20,7 +28,11 @@ __all__ = [
     "RelationScore",
     "Tokens",
     "aligned",
+    "compare",
+    "effect",
     "head_means",
+    "importance",
+    "in_context_score",
     "knockout",
     "relation_score",
     "role_of",

@@ -14,7 +14,7 @@ from clearhead.errors import ShapeError
 from clearhead.heads.pairs import Pairs
 from clearhead.maps.base import AttentionMap
 
-__all__ = ["RelationScore", "relation_score"]
+__all__ = ["RelationScore", "ratio_error", "relation_score"]
 
 _AT_ONCE = 1 << 21  # weights that are read together
 
@@ -104,12 +104,12 @@ def relation_score(sequences: Iterable[tuple[Maps, Pairs]]) -> RelationScore:
         best,
         offsets[best] / seen if best is not None else float("nan"),
         queries.long(),
-        _error(sums[:, 0], sums[:, 4]),
-        _error(sums[:, 1], sums[:, 4]),
+        ratio_error(sums[:, 0], sums[:, 4]),
+        ratio_error(sums[:, 1], sums[:, 4]),
     )
 
 
-def _error(sums: Tensor, counts: Tensor) -> Tensor:
+def ratio_error(sums: Tensor, counts: Tensor) -> Tensor:
     """The standard error of Σ sums / Σ counts over sequences: of a ratio, to first order."""
     n, total = len(sums), counts.sum(0)
     apart = sums - sums.sum(0) / total * counts

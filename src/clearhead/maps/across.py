@@ -108,17 +108,33 @@ class Rollout(AttentionMap):
         ones = self.like.new_ones((*self.shape[:-1], 1))
         return self._finite_product(ones, transposed=True)[..., 0]
 
+    def trace(self, t: int) -> Tensor:
+        """Where the last vector of token t comes from, at every depth: (…, L + 1, T), each row sums to 1.
+
+        Row l is its influence by what stands at each token after l layers: row L is token t alone, row 0 `self[…, t]`.
+        Cost: that of one row.
+        """
+        at = self._positions_of([t], self.shape[-2], "query")
+        x = self.like.new_zeros((*self.shape[:-1], 1))
+        x[..., at, :] = 1
+        rows = [x]
+        for n in reversed(range(len(self._layers))):
+            rows.append(self._through(n, rows[-1], transposed=True))
+        return torch.cat(rows[::-1], -1).mT
+
     def _finite_product(self, x: Tensor, *, transposed: bool) -> Tensor:
         """One layer after the other: A' x = (A x + x) / (1 + rowsum A)."""
         numbers = range(len(self._layers))
         for n in reversed(numbers) if transposed else numbers:
-            layer, total = self._layers[n], 1 + self._sum(n)[..., None]
-            if transposed:
-                x = x / total
-                x = layer._finite_product(x, transposed=True) + x
-            else:
-                x = (layer._finite_product(x, transposed=False) + x) / total
+            x = self._through(n, x, transposed=transposed)
         return x
+
+    def _through(self, n: int, x: Tensor, *, transposed: bool) -> Tensor:
+        layer, total = self._layers[n], 1 + self._sum(n)[..., None]
+        if transposed:
+            x = x / total
+            return layer._finite_product(x, transposed=True) + x
+        return (layer._finite_product(x, transposed=False) + x) / total
 
     def _sum(self, n: int) -> Tensor:
         """Each row's sum in a layer (…, T): 1, but for queries that attend to nothing and for learned sinks."""

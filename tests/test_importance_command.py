@@ -1,0 +1,73 @@
+"""clearhead importance: what it prints, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("gguf")
+
+from typer.testing import CliRunner
+
+import clearhead.cli as cli
+
+
+@pytest.fixture
+def importance(tiny: Path, empty_cache: Path, tmp_path: Path) -> Any:
+    """Run the command on the tiny model and a text of 63 tokens, in this process."""
+    text = tmp_path / "text.txt"
+    text.write_text("the he cat " * 9)
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(cli.app, ["importance", str(text), "--model", str(tiny), *arguments])
+
+    return run
+
+
+def test_it_prints_the_heads_that_matter_most_and_goes_on_where_it_was_stopped(importance: Any, tmp_path: Path) -> None:
+    arguments = ("--draws", "3", "--top", "2", "--progress", str(tmp_path / "done"))
+    done = importance(*arguments)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "windows of text, loss in nats a token" in lines[0]
+    assert [line.split()[0] for line in lines[1:3]] == ["Without", "no"]
+    first, second = (float(line.split()[2]) for line in lines[3:5])
+    assert first >= second
+    assert lines[5].startswith("2 heads together")
+    assert lines[6].startswith("as many at random")
+    assert "over all 8" in lines[7]
+    assert "511 tokens" in lines[-1]
+    kept = (tmp_path / "done").read_text()
+    found = json.loads(importance(*arguments, "--json").stdout)
+    assert (tmp_path / "done").read_text() == kept
+    assert len(found["importance"]["heads"]) == 8
+    assert f"{found['importance']['loss']:.4f}" in lines[2]
+    assert len(found["together"]["random"]["draws"]) == 3
+
+
+def test_heads_that_are_named_are_taken_together(importance: Any) -> None:
+    found = json.loads(importance("--heads", "L0H1,L1H3", "--draws", "1", "--how", "mean", "--json").stdout)
+    assert found["importance"] is None
+    assert found["together"]["heads"] == [[0, 1], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--heads", "L0H9"], "there is no head L0H9"),
+        (["--heads", "7"], "'7' names no head"),
+        (["--how", "nought"], "expected one of zero, uniform, previous, mean"),
+        (["--progress", "no/such/folder"], "there is no folder"),
+        (["nowhere.txt"], "cannot read nowhere.txt"),
+    ],
+)
+def test_bad_input_is_told(importance: Any, arguments: list[str], said: str) -> None:
+    done = importance(*arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
