@@ -32,6 +32,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
+    ["heads.commands"],
     ["cli"],
     ["__main__", ""],
 ]
@@ -105,6 +106,7 @@ def run(code: str) -> str:
 OPTIONAL = [
     "transformers",
     "matplotlib",
+    "pandas",
     "IPython",
     "anywidget",
     "ipywidgets",

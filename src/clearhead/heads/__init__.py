@@ -2,10 +2,12 @@
 
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
 from clearhead.heads.pairs import Pairs, Tokens, aligned
+from clearhead.heads.probing import probe, repeated_tokens, score_recording
 from clearhead.heads.relations import RelationMass
-from clearhead.heads.roles import ROLES, Head, HeadTable, role_of
+from clearhead.heads.roles import LayerScores, pooled, score_layer
 from clearhead.heads.scoring import RelationScore, relation_score
 from clearhead.heads.syntax import Parse
+from clearhead.heads.table import ROLES, Head, HeadTable, role_of
 from clearhead.maps import rollout, value_weighted
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "HeadMeans",
     "HeadTable",
     "Knockout",
+    "LayerScores",
     "Pairs",
     "Parse",
     "RelationMass",
@@ -22,8 +25,13 @@ __all__ = [
     "aligned",
     "head_means",
     "knockout",
+    "pooled",
+    "probe",
     "relation_score",
+    "repeated_tokens",
     "role_of",
     "rollout",
+    "score_layer",
+    "score_recording",
     "value_weighted",
 ]
