@@ -32,7 +32,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
-    ["importance_command"],
+    ["heads.commands", "importance_command"],
     ["cli"],
     ["__main__", ""],
 ]
@@ -106,6 +106,7 @@ def run(code: str) -> str:
 OPTIONAL = [
     "transformers",
     "matplotlib",
+    "pandas",
     "IPython",
     "anywidget",
     "ipywidgets",

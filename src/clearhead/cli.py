@@ -165,6 +165,28 @@ def look(
 
 
 @app.command()
+def heads(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILES...]", help="Texts; a short built-in one if left out.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
+    ] = "smollm2",
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="F", help="Write every head with all its numbers into F.")
+    ] = None,
+    strongest: Annotated[
+        int, typer.Option("--strongest", metavar="N", min=0, help="How many heads of each role to list.")
+    ] = 5,
+) -> None:
+    """Say what each head of a model does, on texts and on repeated random tokens."""
+    with _clear_errors():
+        from clearhead.heads import commands
+
+        commands.show_heads(model, files or [], as_json=as_json, strongest=strongest)
+
+
+@app.command()
 def serve(
     sources: Annotated[
         list[str], typer.Argument(metavar="WHAT...", help="Folders of look --save-recording, or models.")

@@ -41,6 +41,7 @@ _STAGES = {
     "load": "Loading the model",
     "model": "Running the model",
     "heads": "Reading the heads",
+    "texts": "Reading the texts",
     "page": "Making the page",
     "recording": "Writing the recording",
     "figure": "Drawing the heads",
@@ -49,7 +50,7 @@ _STAGES = {
     "importance": "Knocking out each head",
     "random": "Knocking out some together",
 }
-_COUNTED = ("heads", "memory", "importance", "random")  # stages that tell how far they are; others begin and end
+_COUNTED = ("heads", "texts", "memory", "importance", "random")  # stages that tell how far they are; others begin and end
 _SECONDS = 20  # between two lines on how far a stage is, where there is no moving bar
 _STRONGEST = 3
 
@@ -150,10 +151,10 @@ def show_view(view: View) -> None:
     short = " (a short text: they grow with its square)" if view.dense_nbytes < view.nbytes else ""
     dense = f"the attention matrices would take {size(view.dense_nbytes)}{short}"
     out.print(f"Held: {size(view.nbytes)}; {dense}", soft_wrap=True)
-    _print(out, _roles(view))
+    print_table(out, _roles(view))
 
 
-def _print(out: Console, table: Table) -> None:
+def print_table(out: Console, table: Table) -> None:
     """Print a table without the spaces that fill its last column."""
     for line in out.render_lines(table, pad=False):
         text = Text.assemble(*((part.text, part.style or "") for part in line))
@@ -186,7 +187,7 @@ def show_models(entries: list[Entry]) -> None:
         status = "no" if entry.status == "missing" else "yes"
         table.add_row(Text(plain(entry.name)), size(entry.nbytes), status, Text(note))
     out = console()
-    _print(out, table)
+    print_table(out, table)
     out.print("Also: any Hugging Face id, model folder or .gguf file, as --model ID, FOLDER or FILE.", soft_wrap=True)
 
 
@@ -198,7 +199,7 @@ def show_cost(cost: Cost, name: str | None) -> None:
     causal = "causal" if cost.causal else "not causal"
     title = f"{plain(name)}: " if name else ""
     out.print(f"{title}{_count(cost.tokens, 'token')}, {heads}{shared}, {cost.dtype}, {causal}", soft_wrap=True)
-    _print(out, _prices(cost))
+    print_table(out, _prices(cost))
     out.print(f"Weights: of all layers; of one head of one layer, dense, {size(cost.dense_head)}.", soft_wrap=True)
     out.print("Tiled and sparse keep one number a row, from which any weight is computed again.", soft_wrap=True)
     if cost.causal:
@@ -235,7 +236,7 @@ def show_bench(found: Bench) -> None:
     for name, timing, peak in found.rows:
         held = "-" if peak is None else size(peak)
         table.add_row(name, f"{timing.median * 1e3:,.1f} ms", f"{timing.ratio:.2f}", held)
-    _print(out, table)
+    print_table(out, table)
     for note in found.notes:
         out.print(plain(note), soft_wrap=True)
     out.print(plain(found.machine), soft_wrap=True)

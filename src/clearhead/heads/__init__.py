@@ -5,10 +5,12 @@ from clearhead.heads.effects import Effect, HeadLoss, Importance, effect, import
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
 from clearhead.heads.losses import in_context_score
 from clearhead.heads.pairs import Pairs, Tokens, aligned
+from clearhead.heads.probing import probe, repeated_tokens, score_recording
 from clearhead.heads.relations import RelationMass
-from clearhead.heads.roles import ROLES, Head, HeadTable, role_of
+from clearhead.heads.roles import LayerScores, pooled, score_layer
 from clearhead.heads.scoring import RelationScore, relation_score
 from clearhead.heads.syntax import Parse
+from clearhead.heads.table import ROLES, Head, HeadTable, role_of
 from clearhead.maps import rollout, value_weighted
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "HeadTable",
     "Importance",
     "Knockout",
+    "LayerScores",
     "Pairs",
     "Parse",
     "RelationMass",
@@ -34,8 +37,13 @@ __all__ = [
     "importance",
     "in_context_score",
     "knockout",
+    "pooled",
+    "probe",
     "relation_score",
+    "repeated_tokens",
     "role_of",
     "rollout",
+    "score_layer",
+    "score_recording",
     "value_weighted",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,114 +16,16 @@ from torch import Tensor
 from clearhead._checks import describe
 from clearhead.errors import ShapeError
 from clearhead.heads import relations
+from clearhead.heads.table import CROSS, ROLES, Head, HeadTable, role_of
 from clearhead.kernels.tiles import Reducer, stream
 from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
 from clearhead.masks import MaskRule
 
-__all__ = ["CROSS", "ROLES", "Head", "HeadTable", "LayerScores", "role_of", "score_cross", "score_layer"]
+__all__ = ["CROSS", "ROLES", "Head", "HeadTable", "LayerScores", "pooled", "role_of", "score_cross", "score_layer"]
 
-ROLES = ("sink", "previous", "induction", "duplicate", "self", "local", "broad", "other")
-CROSS = ("sink", "aligned", "broad", "other")  # of heads whose keys are another text
-SPECIFIC = ("previous", "induction", "duplicate", "self", "local", "aligned")
 SINK_DISTANCE = 9  # a sink is looked at from at least this far away …
 SINK_SHARE = 0.06  # … with this share of the attention of those queries, mean over the layer's heads
-
-
-@dataclass(frozen=True)
-class Head:
-    """One head: its role, its scores and those of a uniform head on the same mask.
-
-    Scores are mean shares of attention in [0, 1], over the queries that may see three keys or more: first and sink (of
-    queries that are no sinks themselves), previous, self, local (2 to 8 tokens away), duplicate (other copies of the
-    token), induction (the token after one), the last five over queries that have such keys and no sink among them;
-    broad is the entropy over its maximum. Of cross-attention, over all queries: sink (keys that collect three times
-    their share), aligned (keys as far through their text as the query is through its own), broad. In an image local
-    means patches one or two away, and scores that ask for the order of tokens are left out. None where no query counts.
-    Entropy in nats, distance in tokens; None between two texts.
-    """
-
-    layer: int
-    head: int
-    role: str
-    scores: Mapping[str, float | None]
-    baselines: Mapping[str, float | None]
-    entropy: float
-    distance: float | None
-
-    @property
-    def label(self) -> str:
-        """L17H5, zero-based."""
-        return f"L{self.layer}H{self.head}"
-
-    @property
-    def strength(self) -> float:
-        """The score of the head's role; 0 for "other"."""
-        return self.scores.get(self.role) or 0.0
-
-    @property
-    def summary(self) -> str:
-        """Its label, the score of its role and that of a uniform head: ``L17H5 0.51 / 0.02``.
-
-        The score alone for "broad", since a uniform head has all the entropy there is; "other" has none.
-        """
-        score, baseline = self.scores.get(self.role), self.baselines.get(self.role)
-        if score is None or baseline is None:
-            return self.label
-        return f"{self.label} {score:.2f}" + ("" if self.role == "broad" else f" / {baseline:.2f}")
-
-
-class HeadTable(Sequence[Head]):
-    """All heads of a view, layer by layer."""
-
-    def __init__(self, heads: Sequence[Head]) -> None:
-        self._heads = tuple(heads)
-
-    @overload
-    def __getitem__(self, index: int) -> Head: ...
-    @overload
-    def __getitem__(self, index: slice) -> HeadTable: ...
-    def __getitem__(self, index: int | slice) -> Head | HeadTable:
-        return HeadTable(self._heads[index]) if isinstance(index, slice) else self._heads[index]
-
-    def __len__(self) -> int:
-        return len(self._heads)
-
-    def counts(self) -> dict[str, int]:
-        """How many heads have each role; "aligned" where there are heads of cross-attention."""
-        roles = (*ROLES, "aligned") if any("aligned" in head.scores for head in self) else ROLES
-        return {role: sum(head.role == role for head in self) for role in roles}
-
-    def strongest(self, role: str, n: int = 5) -> list[Head]:
-        """The heads of a role, strongest first."""
-        if role not in (*ROLES, *CROSS):
-            raise ValueError(f"strongest({role!r}): the roles are {', '.join(dict.fromkeys((*ROLES, *CROSS)))}.")
-        return sorted((head for head in self if head.role == role), key=lambda head: -head.strength)[:n]
-
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{n} {role}" for role, n in self.counts().items() if n)
-        return f"HeadTable({len(self)} heads: {counts})"
-
-
-def role_of(scores: Mapping[str, float | None], baselines: Mapping[str, float | None]) -> str:
-    """The role that a head's scores, beside a uniform head's, add up to.
-
-    Of previous, induction, duplicate, self, local and aligned with a score ≥ .25 and ≥ 1.25 times the baseline, the
-    one furthest above its baseline; else sink if ≥ .7; broad if the entropy is ≥ .6 of its maximum; sink if ≥ .5;
-    other. Without the baseline nearly every head is "local" on a text of ten tokens, where most keys are near.
-
-    >>> role_of({"previous": 0.4, "sink": 0.5}, {"previous": 0.1}), role_of({"local": 0.6, "sink": 0.8}, {"local": 0.6})
-    ('previous', 'sink')
-    """
-    value, base = ({name: table.get(name) or 0.0 for name in (*ROLES, *CROSS)} for table in (scores, baselines))
-    found = [name for name in SPECIFIC if value[name] >= max(0.25, 1.25 * base[name])]
-    if found:
-        return max(found, key=lambda name: value[name] - base[name])
-    if value["sink"] >= 0.7:
-        return "sink"
-    if value["broad"] >= 0.6:
-        return "broad"
-    return "sink" if value["sink"] >= 0.5 else "other"
 
 
 @dataclass(frozen=True)
@@ -135,11 +37,46 @@ class LayerScores:
     entropy: list[float]
     distance: Sequence[float | None]
     sinks: list[int]
+    queries: list[
+        dict[str, int]
+    ]  # one a head: over how many queries each score is a mean; "entropy": that and distance
 
     def heads(self, layer: int) -> list[Head]:
         """One `Head` each."""
         rows = zip(self.scores, self.baselines, self.entropy, self.distance, strict=True)
         return [Head(layer, h, role_of(s, b), s, b, e, d) for h, (s, b, e, d) in enumerate(rows)]
+
+
+def pooled(texts: Sequence[LayerScores]) -> LayerScores:
+    """The scores of one layer over several texts: means over the queries of all of them, each text with its own sinks.
+
+    Args: texts: the layer's scores on each. Returns: LayerScores without sinks, since these are places in one text.
+    """
+    heads = [_pooled_head(texts, h) for h in range(len(texts[0].scores))]
+    scores, baselines, entropy, distance, queries = (list(column) for column in zip(*heads, strict=True))
+    return LayerScores(scores, baselines, entropy, distance, [], queries)
+
+
+def _pooled_head(texts: Sequence[LayerScores], h: int) -> tuple[Any, ...]:
+    counts = [text.queries[h] for text in texts]
+    rows = [n["entropy"] for n in counts]
+
+    def means(tables: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+        return {name: _over([one[name] for one in tables], [n[name] for n in counts]) for name in tables[0]}
+
+    return (
+        means([text.scores[h] for text in texts]),
+        means([text.baselines[h] for text in texts]),
+        _over([text.entropy[h] for text in texts], rows) or 0.0,
+        _over([text.distance[h] for text in texts], rows),
+        {name: sum(n[name] for n in counts) for name in counts[0]},
+    )
+
+
+def _over(means: Sequence[float | None], counts: Sequence[int]) -> float | None:
+    """The mean over all that each of the means is of so many."""
+    known = [(mean, n) for mean, n in zip(means, counts, strict=True) if mean is not None and n]
+    return sum(mean * n for mean, n in known) / sum(n for _, n in known) if known else None
 
 
 class _Pass:
@@ -219,6 +156,7 @@ def score_layer(attn: AttentionMap, ids: Tensor, *more: Reducer, near: MaskRule 
         _mean(seen.entropy.result, even.attends.expand(heads, -1)),
         _mean(seen.distance.result, even.attends.expand(heads, -1)),
         sinks.tolist(),
+        _queries(even, sinks, heads),
     )
 
 
@@ -251,7 +189,9 @@ def score_cross(attn: AttentionMap, *more: Reducer) -> LayerScores:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     entropy = _mean(seen.entropy.result, attends.expand(heads, -1))
-    return LayerScores(table(seen), table(even), entropy, [None] * heads, sinks.tolist())
+    spread = attends & (even.entropy.result > 0)
+    where = {"sink": attends, "aligned": attends, "broad": spread, "entropy": attends}
+    return LayerScores(table(seen), table(even), entropy, [None] * heads, sinks.tolist(), _counted(where, heads))
 
 
 class _Crossing:
@@ -287,6 +227,19 @@ def _scores(one: _Pass, even: _Pass, sinks: Tensor, heads: int) -> list[dict[str
     most = even.entropy.result.where(choice, 1.0)
     table["broad"] = _mean_or_none(one.entropy.result / most, choice, heads)
     return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
+def _queries(even: _Pass, sinks: Tensor, heads: int) -> list[dict[str, int]]:
+    """Over how many queries each score of `_scores` is a mean, a dict a head."""
+    choice = even.chooses
+    others = choice & ~torch.isin(even.attn.positions, sinks)
+    where = {"first": others, "sink": others, "broad": choice, "entropy": even.attends}
+    return _counted(where | {name: even.expects(name, sinks) & choice for name in even.masses}, heads)
+
+
+def _counted(where: Mapping[str, Tensor], heads: int) -> list[dict[str, int]]:
+    counts = {name: queries.sum(-1).expand(heads).tolist() for name, queries in where.items()}
+    return [dict(zip(counts, row, strict=True)) for row in zip(*counts.values(), strict=True)]
 
 
 def _mean_or_none(values: Tensor, where: Tensor, heads: int) -> list[float | None]:
