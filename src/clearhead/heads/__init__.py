@@ -1,5 +1,6 @@
 """What heads do: relations between tokens, the roles that scores on them add up to, and whether a head matters."""
 
+from clearhead.heads.atlas import Atlas, atlas
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
 from clearhead.heads.pairs import Pairs, Tokens, aligned
 from clearhead.heads.probing import probe, repeated_tokens, score_recording
@@ -12,6 +13,7 @@ from clearhead.maps import rollout, value_weighted
 
 __all__ = [
     "ROLES",
+    "Atlas",
     "Head",
     "HeadMeans",
     "HeadTable",
@@ -23,6 +25,7 @@ __all__ = [
     "RelationScore",
     "Tokens",
     "aligned",
+    "atlas",
     "head_means",
     "knockout",
     "pooled",
