@@ -32,7 +32,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
-    ["heads.commands"],
+    ["heads.atlas_commands", "heads.commands"],
     ["cli"],
     ["__main__", ""],
 ]

@@ -14,8 +14,10 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -38,13 +40,16 @@ _STAGES = {
     "model": "Running the model",
     "heads": "Reading the heads",
     "texts": "Reading the texts",
+    "skip": "Finding the place where it ended",
+    "atlas": "Reading the corpus",
     "page": "Making the page",
     "recording": "Writing the recording",
     "figure": "Drawing the heads",
     "time": "Measuring time",
     "memory": "Measuring memory",
 }
-_COUNTED = ("heads", "texts", "memory")  # stages that tell how far they are; the others only begin and end
+# Stages that tell how far they are, by number or as a share of the whole; the others only begin and end.
+_SHOWN = {"heads": "count", "texts": "count", "memory": "count", "skip": "share", "atlas": "share"}
 _STRONGEST = 3
 
 
@@ -62,15 +67,15 @@ def progress() -> Iterator[Progress]:
         yield report
 
 
-class _Counted(ProgressColumn):
-    """A column that only stages with a count show."""
+class _Only(ProgressColumn):
+    """A column that only stages show that tell how far they are in one of these ways."""
 
-    def __init__(self, column: ProgressColumn) -> None:
+    def __init__(self, column: ProgressColumn, *ways: str) -> None:
         super().__init__()
-        self._column = column
+        self._column, self._ways = column, ways
 
     def render(self, task: Task) -> RenderableType:
-        return self._column(task) if task.fields["counted"] else Text()
+        return self._column(task) if task.fields["way"] in self._ways else Text()
 
 
 @contextmanager
@@ -80,23 +85,26 @@ def _moving() -> Iterator[Progress]:
 
 
 def _bar(out: Console) -> Bar:
-    """A spinner with the words of the stage, and a bar where the stage has a count."""
+    """A spinner with the words of the stage, and a bar where the stage tells how far it is."""
     words = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), words, TimeElapsedColumn(), _Counted(BarColumn()), _Counted(MofNCompleteColumn()))
-    return Bar(*columns, console=out, transient=True)
+    share = (_Only(TaskProgressColumn(), "share"), _Only(TimeRemainingColumn(elapsed_when_finished=True), "share"))
+    shown = (_Only(BarColumn(), "count", "share"), _Only(MofNCompleteColumn(), "count"), *share)
+    return Bar(SpinnerColumn(), words, TimeElapsedColumn(), *shown, console=out, transient=True)
 
 
 def _reporter(bar: Bar) -> Progress:
-    task = bar.add_task("", total=None, visible=False, counted=False)
+    task = bar.add_task("", total=None, visible=False, way="")
     current = ""
 
     def report(stage: str, done: int, total: int) -> None:
         nonlocal current
-        if stage != current:
-            bar.reset(task, description=_STAGES.get(stage, stage), visible=True, counted=stage in _COUNTED)
+        way = _SHOWN.get(stage, "")
+        if stage != current:  # what was done before says nothing of how long the rest will take
+            begun = done if way == "share" else 0
+            bar.reset(task, completed=begun, description=_STAGES.get(stage, stage), visible=True, way=way)
         current = stage
-        if stage in _COUNTED:
-            bar.update(task, completed=done, total=total)
+        if way:
+            bar.update(task, completed=done, total=total or None)
 
     return report
 

@@ -36,7 +36,7 @@ from clearhead.maps import AttentionMap
 from clearhead.recording import record
 from clearhead.zoo import context_length
 
-__all__ = ["Atlas", "atlas"]
+__all__ = ["Atlas", "atlas", "check_folder"]
 
 FORMAT = 1  # of progress and of saved tables
 WINDOW, OVERLAP = 1024, 4  # tokens, and the part of a window that is overlap, where not told
@@ -190,7 +190,7 @@ def atlas(
         resume: such a folder, to go on with; the documents must be the same, as far as they were read.
         workers: processes, each with a copy of the model and its part of the processor cores. A script that asks for
             more than one is run again by each: stand below `if __name__ == "__main__":`.
-        on_progress: told ("atlas", bytes of text read, bytes of all), and ("skip", …) over what is done already.
+        on_progress: told ("atlas", bytes of text done, bytes of all), and ("skip", …) over what is done already.
 
     Returns: the table, frozen.
 
@@ -210,7 +210,7 @@ def atlas(
     weights = _digest_of(model)
     facts = {"format": FORMAT, "clearhead": __version__, "model": weights}
     facts |= {"window": window, "overlap": overlap, "at_once": at_once}
-    folder = _folder(out, resume)
+    folder = check_folder(out, resume)
     if workers > 1 and not workers_.is_shared():
         if folder is not None:
             Progress(folder, facts)  # what does not fit is said here
@@ -251,7 +251,7 @@ class _Run:
                 done = any(part.has(number) for part in self._earlier)
                 if not done and number % self.part.step == self.part.offset:
                     self._count(number, batch)
-                self._report("skip" if done else "atlas", self._corpus.read, self._corpus.nbytes)
+                self._report("skip" if done else "atlas", self._corpus.done, self._corpus.nbytes)
         finally:
             if self._progress is not None:
                 self._progress.write(self.part)
@@ -339,7 +339,8 @@ def _sizes(model: nn.Module, window: int | None, overlap: int | None) -> tuple[i
     return window, window // OVERLAP if overlap is None else overlap
 
 
-def _folder(out: str | Path | None, resume: str | Path | None) -> Path | None:
+def check_folder(out: str | Path | None, resume: str | Path | None) -> Path | None:
+    """The folder of one of the two, None of none. Raises RecordingError for one that is not as it is to be."""
     if out is not None and resume is not None:
         raise RecordingError("atlas(…, out=…, resume=…): give one of the two: a new folder, or one to go on with.")
     if resume is not None and not any(Path(resume).glob("part-*.json")) and not workers_.is_shared():

@@ -19,7 +19,7 @@ from clearhead.errors import RecordingError
 if TYPE_CHECKING:
     from clearhead.heads.atlas_progress import Part
 
-__all__ = ["gathered", "is_shared", "shared", "spread", "wait"]
+__all__ = ["gathered", "is_first", "is_shared", "shared", "spread", "wait"]
 
 
 def is_shared() -> bool:
@@ -27,6 +27,11 @@ def is_shared() -> bool:
     if not dist.is_available():
         return False
     return bool(dist.is_initialized() or dist.is_torchelastic_launched())
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all of torchrun's, or is the only one."""
+    return int(os.environ.get("RANK", "0")) == 0 or not is_shared()
 
 
 @contextmanager
@@ -90,6 +95,7 @@ def spread(
             ) from None
         except BaseException:
             for process in running.processes:
+                process.join(5)  # Ctrl-C reaches the workers too: they write what they have done
                 process.terminate()
             raise
         return pickle.loads((folder / "found").read_bytes())

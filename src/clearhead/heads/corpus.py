@@ -69,12 +69,17 @@ class Corpus:
             )
         self._digest = hashlib.sha256()
         self.nbytes = _nbytes(documents)  # of all documents, as far as known
-        self.read = 0  # bytes of text that were read so far
+        self._bytes = self._tokens = self._given = 0  # read so far, and tokens that batches so far count
 
     @property
     def digest(self) -> str:
         """Of all batches so far."""
         return self._digest.hexdigest()
+
+    @property
+    def done(self) -> int:
+        """How many bytes of text the tokens are that batches so far count."""
+        return self._bytes * self._given // max(1, self._tokens)
 
     def batches(self) -> Iterator[Batch]:
         """All windows, each once. Raises ModelError for a document that is no text, or cannot be read."""
@@ -110,22 +115,23 @@ class Corpus:
             ids[n, : self._width(window)] = torch.tensor([*self._before, *window.ids, *self._after])
             real[n, : self._width(window)] = True
             counted[n, len(self._before) + window.start : len(self._before) + len(window.ids)] = True
+        self._given += int(counted.sum())
         for part in (torch.tensor(shape), ids, real, counted):
             self._digest.update(part.numpy().tobytes())
         return Batch(ids, real, counted)
 
     def _windows(self) -> Iterator[Window]:
         for n, document in enumerate(self._documents):
-            tokens = self._tokens(n, document)
-            yield from windows_of(tokens, self._length, self._overlap)
+            yield from windows_of(self._ids(n, document), self._length, self._overlap)
 
-    def _tokens(self, n: int, document: Document) -> Iterator[list[int]]:
+    def _ids(self, n: int, document: Document) -> Iterator[list[int]]:
         """The token ids of a document, piece by piece."""
         name = name_of(n, document)
         found = False
         for piece in _at_line_ends(_blocks(name, document)):
-            self.read += _size(name, piece)
+            nbytes = _size(name, piece)
             ids = list(self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
+            self._bytes, self._tokens = self._bytes + nbytes, self._tokens + len(ids)
             found |= bool(ids)
             yield ids
         if not found:
