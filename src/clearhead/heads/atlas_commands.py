@@ -67,13 +67,14 @@ def _print(found: Atlas, strongest: int) -> None:
     windows = f"{found.windows:,} windows of {found.window:,}, overlap {found.overlap:,}"
     out.print(f"{found.tokens:,} tokens in {windows}", soft_wrap=True)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for heading in ("Measure", "Unit", "All heads", "Largest in", "Mean"):
-        table.add_column(heading, justify="right" if heading in ("All heads", "Mean") else "left")
+    for heading in ("Measure", "Unit", "All heads", "Uniform", "Largest in", "Mean"):
+        table.add_column(heading, justify="right" if heading in ("All heads", "Uniform", "Mean") else "left")
     for name, measure in MEASURES.items():
         mean = found.mean(name)
-        table.add_row(name, measure.unit, f"{mean.nanmean():.2f}", *_head(mean, 0) if strongest else ())
+        means = (f"{mean.nanmean():.2f}", f"{found.baseline(name).nanmean():.2f}")
+        table.add_row(name, measure.unit, *means, *_head(mean, 0) if strongest else ())
         for n in range(1, min(strongest, heads)):
-            table.add_row("", "", "", *_head(mean, n))
+            table.add_row("", "", "", "", *_head(mean, n))
     terminal.print_table(out, table)
 
 

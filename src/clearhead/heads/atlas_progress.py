@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from clearhead._files import write_whole
 from clearhead.errors import RecordingError
 from clearhead.heads.tally import Tally
 
-__all__ = ["Part", "Progress", "together"]
+__all__ = ["Part", "Progress", "added", "together"]
 
+_TALLIES = ("layers", "uniform")
 _NAME = re.compile(r"part-(\d{4,})-(\d{4,})\.json")
 
 
@@ -36,25 +37,21 @@ class Part:
     batches: int = 0
     windows: int = 0
     tokens: int = 0
-    layers: Sequence[Tally] = field(default=())
+    layers: Sequence[Tally] = ()
+    uniform: Sequence[Tally] = ()
 
     def has(self, batch: int) -> bool:
         """Whether it, or a part before it, holds this batch."""
         return batch < self.upto and batch % self.step == self.offset
 
-    def and_batch(self, number: int, digest: str, windows: int, tokens: int, layers: Sequence[Tally]) -> Part:
-        """With one batch more."""
-        more = Part(self.step, self.offset, number + 1, digest, 1, windows, tokens, layers)
-        return together([self, more]) if self.batches else more
-
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold."""
-        return vars(self) | {"layers": [tally.as_dict() for tally in self.layers]}
+        return vars(self) | {name: [tally.as_dict() for tally in getattr(self, name)] for name in _TALLIES}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Part:
         """The part that `as_dict` told of."""
-        return cls(**dict(told) | {"layers": tuple(Tally.from_dict(layer) for layer in told["layers"])})
+        return cls(**dict(told) | {name: tuple(map(Tally.from_dict, told[name])) for name in _TALLIES})
 
 
 def together(parts: Iterable[Part]) -> Part:
@@ -62,10 +59,20 @@ def together(parts: Iterable[Part]) -> Part:
     first, *others = [part for part in parts if part.batches]
     whole = first
     for part in others:
-        layers = tuple(a + b for a, b in zip(whole.layers, part.layers, strict=True))
-        sums = {name: getattr(whole, name) + getattr(part, name) for name in ("batches", "windows", "tokens")}
-        whole = replace(part, layers=layers, **sums)
+        whole = replace(
+            part,
+            batches=whole.batches + part.batches,
+            windows=whole.windows + part.windows,
+            tokens=whole.tokens + part.tokens,
+            layers=added(whole.layers, part.layers),
+            uniform=added(whole.uniform, part.uniform),
+        )
     return whole
+
+
+def added(some: Sequence[Tally], more: Sequence[Tally]) -> tuple[Tally, ...]:
+    """The tallies of both, layer by layer."""
+    return tuple(a + b for a, b in zip(some, more, strict=True))
 
 
 class Progress:
