@@ -355,6 +355,11 @@ def test_models_that_read_two_texts_are_refused(translator: Any) -> None:
         made(translator)
 
 
+def test_models_that_draw_dropout_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM is in training mode.*call model\.eval\(\)"):
+        made(llama().train())
+
+
 def test_weights_that_are_not_finite_are_said() -> None:
     broken = llama()
     broken.model.layers[1].self_attn.q_proj.weight.data.fill_(torch.nan)
