@@ -32,7 +32,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
-    ["heads.commands", "importance_command"],
+    ["heads.atlas_commands", "heads.commands", "importance_command"],
     ["cli"],
     ["__main__", ""],
 ]

@@ -178,9 +178,40 @@ def heads(
     strongest: Annotated[
         int, typer.Option("--strongest", metavar="N", min=0, help="How many heads of each role to list.")
     ] = 5,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Make an atlas over a corpus, in this new folder.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with an atlas that was ended.")] = None,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Of an atlas: processes.")] = 1,
+    window: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of an atlas: tokens read together; 1024, or the model's.")
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Of an atlas: tokens of it read before; a quarter.")
+    ] = None,
 ) -> None:
-    """Say what each head of a model does, on texts and on repeated random tokens."""
+    """Say what each head of a model does, on texts and on repeated random tokens.
+
+    With --out or --resume: what it does over a corpus of any size, every token of FILES counted once.
+    """
     with _clear_errors():
+        if out is not None or resume is not None:
+            from clearhead.heads import atlas_commands
+
+            atlas_commands.show_atlas(
+                model,
+                files or [],
+                out=out,
+                resume=resume,
+                workers=workers,
+                window=window,
+                overlap=overlap,
+                as_json=as_json,
+                strongest=strongest,
+            )
+            return
+        if workers > 1 or window is not None or overlap is not None:
+            stop("--workers, --window and --overlap are of an atlas: name its folder, --out DIR or --resume DIR")
         from clearhead.heads import commands
 
         commands.show_heads(model, files or [], as_json=as_json, strongest=strongest)

@@ -15,6 +15,7 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -42,6 +43,8 @@ _STAGES = {
     "model": "Running the model",
     "heads": "Reading the heads",
     "texts": "Reading the texts",
+    "skip": "Finding the place where it ended",
+    "atlas": "Reading the corpus",
     "page": "Making the page",
     "recording": "Writing the recording",
     "figure": "Drawing the heads",
@@ -50,8 +53,10 @@ _STAGES = {
     "importance": "Knocking out each head",
     "random": "Knocking out some together",
 }
-_COUNTED = ("heads", "texts", "memory", "importance", "random")  # stages that tell how far they are; others begin and end
 _SECONDS = 20  # between two lines on how far a stage is, where there is no moving bar
+# Stages that tell how far they are, by number or as a share of the whole; the others only begin and end.
+_SHOWN = dict.fromkeys(("heads", "texts", "memory", "importance", "random"), "count")
+_SHOWN |= dict.fromkeys(("skip", "atlas"), "share")
 _STRONGEST = 3
 
 
@@ -69,15 +74,15 @@ def progress() -> Iterator[Progress]:
         yield report
 
 
-class _Counted(ProgressColumn):
-    """A column that only stages with a count show."""
+class _Only(ProgressColumn):
+    """A column that only stages show that tell how far they are in one of these ways."""
 
-    def __init__(self, column: ProgressColumn) -> None:
+    def __init__(self, column: ProgressColumn, *ways: str) -> None:
         super().__init__()
-        self._column = column
+        self._column, self._ways = column, ways
 
     def render(self, task: Task) -> RenderableType:
-        return self._column(task) if task.fields["counted"] else Text()
+        return self._column(task) if task.fields["way"] in self._ways else Text()
 
 
 @contextmanager
@@ -87,23 +92,27 @@ def _moving() -> Iterator[Progress]:
 
 
 def _bar(out: Console) -> Bar:
-    """A spinner with the words of the stage, and a bar where the stage has a count."""
+    """A spinner with the words of the stage, and a bar where the stage tells how far it is."""
     words = TextColumn("{task.description}", markup=False)
-    counted = (_Counted(column) for column in (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()))
-    return Bar(SpinnerColumn(), words, TimeElapsedColumn(), *counted, console=out, transient=True)
+    number = (_Only(MofNCompleteColumn(), "count"), _Only(TaskProgressColumn(), "share"))
+    left = TimeRemainingColumn(elapsed_when_finished=True)
+    shown = (_Only(BarColumn(), "count", "share"), *number, _Only(left, "count", "share"))
+    return Bar(SpinnerColumn(), words, TimeElapsedColumn(), *shown, console=out, transient=True)
 
 
 def _reporter(bar: Bar) -> Progress:
-    task = bar.add_task("", total=None, visible=False, counted=False)
+    task = bar.add_task("", total=None, visible=False, way="")
     current = ""
 
     def report(stage: str, done: int, total: int) -> None:
         nonlocal current
-        if stage != current:
-            bar.reset(task, description=_STAGES.get(stage, stage), visible=True, counted=stage in _COUNTED)
+        way = _SHOWN.get(stage, "")
+        if stage != current:  # what was done before says nothing of how long the rest will take
+            begun = done if way == "share" else 0
+            bar.reset(task, completed=begun, description=_STAGES.get(stage, stage), visible=True, way=way)
         current = stage
-        if stage in _COUNTED:
-            bar.update(task, completed=done, total=total)
+        if way:
+            bar.update(task, completed=done, total=total or None)
 
     return report
 
@@ -119,7 +128,7 @@ def _lines() -> Iterator[Progress]:
         start, before = begun.setdefault(stage, (now, done))
         if now == start:
             print(f"{_STAGES.get(stage, stage)} ...", file=sys.stderr, flush=True)
-        elif stage in _COUNTED and before < done < total and now >= told + _SECONDS:
+        elif stage in _SHOWN and before < done < total and now >= told + _SECONDS:
             left = (now - start) / (done - before) * (total - done)
             print(f"  {done} of {total}, about {_duration(left)} left", file=sys.stderr, flush=True)
         else:
@@ -256,7 +265,7 @@ def show_importance(every: Importance | None, together: Effect, top: int) -> Non
         scores = [one.icl for one in together.random if one.icl is not None]
         score = _signed(sum(scores) / len(scores) if scores else None)
         table.add_row("as many at random", loss, f"{together.random_mean:+.4f}", "", score)
-    _print(out, table)
+    print_table(out, table)
     if every is not None:
         out.print(f"Any one head: {every.mean:+.4f} ± {every.std:.4f}, over all {len(every)}.", soft_wrap=True)
     heads = ", ".join(f"L{layer}H{head}" for layer, head in together.heads)

@@ -1,5 +1,6 @@
 """What heads do: relations between tokens, the roles that scores on them add up to, and whether a head matters."""
 
+from clearhead.heads.atlas import Atlas, atlas
 from clearhead.heads.comparing import Comparison, HeadChange, compare
 from clearhead.heads.effects import Effect, HeadLoss, Importance, effect, importance
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout
@@ -15,6 +16,7 @@ from clearhead.maps import rollout, value_weighted
 
 __all__ = [
     "ROLES",
+    "Atlas",
     "Comparison",
     "Effect",
     "Head",
@@ -31,6 +33,7 @@ __all__ = [
     "RelationScore",
     "Tokens",
     "aligned",
+    "atlas",
     "compare",
     "effect",
     "head_means",
