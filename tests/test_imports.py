@@ -23,6 +23,7 @@ FLOORS = [
     ["maps"],
     ["functional"],
     ["nn"],
+    ["models"],
     ["recording", "zoo", "tokens", "projections", "saving"],
     ["heads"],
     ["page"],
