@@ -33,6 +33,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
+    ["models.commands"],
     ["cli"],
     ["__main__", ""],
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from rich.progress import (
     Task,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -110,6 +111,29 @@ def _lines() -> Iterator[Progress]:
         seen.add(stage)
 
     yield report
+
+
+@contextmanager
+def training(done: int, steps: int) -> Iterator[Callable[[int, str], None]]:
+    """A function to tell of a step and what is known of it: a bar on a terminal, ten lines elsewhere."""
+    if sys.stderr.isatty():
+        words = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Bar(*words, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("Training", total=steps, completed=done)
+            yield lambda step, told: bar.update(task, completed=step, description=told)
+        return
+    each = max(1, steps // 10)
+
+    def line(step: int, told: str) -> None:
+        if step % each == 0 or step in (done + 1, steps):
+            print(f"step {step:,} of {steps:,}: {told}", file=sys.stderr, flush=True)
+
+    yield line
 
 
 def show_view(view: View) -> None:
