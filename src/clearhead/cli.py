@@ -263,7 +263,7 @@ def train(
     ] = 256,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed draws other weights and batches.")] = 0,
     every: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Steps between two checkpoints; a twentieth of --steps.")
+        int | None, typer.Option(metavar="N", min=1, help="Steps between two checkpoints; a tenth of --steps.")
     ] = None,
 ) -> None:
     """Train a small language model on a text.

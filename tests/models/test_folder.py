@@ -147,3 +147,7 @@ def test_writing_needs_a_trained_folder(tmp_path: Path):
     done = run("generate", tmp_path)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "is no folder that `clearhead train` has made" in done.stderr
+
+
+def test_a_prompt_that_is_no_text(trained: Path):
+    assert "the prompt is not valid UTF-8" in run("generate", trained, "\udcff").stderr

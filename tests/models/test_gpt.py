@@ -135,6 +135,8 @@ def test_what_a_gpt_cannot_be_is_refused(config: dict[str, Any], said: str):
 def test_other_architectures_are_refused(translator: Any):
     with pytest.raises(ModelError, match="expected a GPT-2 or a Llama, got a model of type 'marian'"):
         GPT.from_huggingface(translator)
+    with pytest.raises(ModelError, match="LlamaModel has no head that gives logits"):
+        GPT.from_huggingface(llama().model)
 
 
 # -- writing
@@ -198,6 +200,16 @@ def test_padding_is_read_from_the_call(model: GPT):
         model(ids(), real)
     assert not recording[1][0, :, 9:].to_dense().any()
     assert not recording[1].to_dense()[0, :, :, 9:].any()
+
+
+def test_a_head_is_knocked_out(model: GPT):
+    with torch.no_grad():
+        before = model(ids())
+        with clearhead.knockout(model, {(1, 2): "zero"}):
+            without = model(ids())
+        model.blocks[1].attention.out_proj.weight[:, 16:24] = 0  # what head 2 of 8 wide brings
+        torch.testing.assert_close(without, model(ids()))
+    assert (before - without).abs().max() > 1e-2
 
 
 # -- bad input

@@ -125,6 +125,9 @@ def test_weights_of_another_shape_and_other_settings_are_refused(tmp_path: Path)
     (tmp_path / "training.safetensors").write_bytes((tmp_path / "step-000002.safetensors").read_bytes())
     with pytest.raises(ModelError, match="is not of a training run"):
         run(net(), 3, checkpoints=Checkpoints(tmp_path))
+    (tmp_path / "training.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"weights of 2 steps, and no training\.safetensors"):
+        run(net(), 3, checkpoints=Checkpoints(tmp_path))
 
 
 def test_a_loss_that_is_not_finite_ends_the_run():

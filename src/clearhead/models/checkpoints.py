@@ -75,7 +75,7 @@ class Checkpoints:
         for part in self.folder.glob(".clearhead-*"):  # what a run left that was killed while it wrote
             part.unlink(missing_ok=True)
         if not (self.folder / _STATE).exists():
-            self.save(model, optimizer, [])
+            self._begin(model, optimizer)
             return []
         losses, state, settings = self._state()
         self._check(settings)
@@ -86,6 +86,14 @@ class Checkpoints:
             kept.setdefault(int(n), {})[name] = tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": kept})
         return losses
+
+    def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if max(self.weights, default=0) > 0:
+            raise ModelError(
+                f"{self.folder} holds weights of {max(self.weights):,} steps, and no {_STATE}, without which a run"
+                " cannot go on. Copy it here again, or train into another folder."
+            )
+        self.save(model, optimizer, [])
 
     def _state(self) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
         """The losses so far, the optimizer's state by "parameter.name", and the settings."""

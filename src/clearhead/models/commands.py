@@ -26,7 +26,7 @@ from clearhead.tokens import CONTINUED
 __all__ = ["SIZES", "generate", "train"]
 
 BATCH = 8  # texts a step
-CHECKPOINTS = 20  # of a run, unless it says how many steps lie between two
+CHECKPOINTS = 10  # of a run, unless it says how many steps lie between two
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def train(texts: Sequence[str], out: Path, *, steps: int, size: str, seed: int, 
     batches, config = windows(ids, BATCH, chosen.context_length), chosen.config(len(tokenizer))
     if not begun:
         loading.save_model(out, config, tokenizer)
+    elif loading.read_config(out) != config:
+        raise ModelError(f"{out} holds a model of other sizes than --size {size}: give its own, or another folder.")
     told = {"text": hashlib.sha256(text.encode()).hexdigest()[:16], "size": size, "seed": seed, "vocab": vocab}
     checkpoints = Checkpoints(out, every=every or max(1, steps // CHECKPOINTS), settings=told)
     model = _new(config, seed)
@@ -127,6 +129,8 @@ def generate(place: Path, prompt: str, *, tokens: int, temperature: float, top_k
     """Print the prompt and what a trained model goes on with, as it is written."""
     if not loading.is_trained(place):
         raise ModelError(f"{place} is no folder that `clearhead train` has made, nor one of its step-… files.")
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in prompt):  # bytes of an argument that were not UTF-8
+        raise ModelError("the prompt is not valid UTF-8")
     model, tokenizer = loading.load(place)
     ids = tokenizer(prompt or "\n", return_tensors="pt")["input_ids"]
     if seed is not None:

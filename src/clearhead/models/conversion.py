@@ -50,6 +50,11 @@ def arguments(config: Any) -> dict[str, Any]:
 
 def weights(model: Any) -> dict[str, Tensor]:
     """The state of the `GPT` that is the same as this model with its head."""
+    if getattr(model, "lm_head", None) is None:
+        raise ModelError(
+            f"GPT.from_huggingface(model): {type(model).__name__} has no head that gives logits: load a language model,"
+            " as AutoModelForCausalLM does."
+        )
     gpt2, tied = model.config.model_type == "gpt2", model.config.tie_word_embeddings
     names, found = (_GPT2 if gpt2 else _LLAMA), dict[str, Tensor]()
     for name, tensor in model.state_dict().items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -58,7 +58,7 @@ class GPTConfig:
     tied: bool = True
     norm_eps: float = 1e-5
     dropout: float = 0.0
-    name: str = "GPT"
+    name: str = field(default="GPT", compare=False)
 
     # What transformers calls the same: whatever reads its configs reads this one.
     hidden_size = property(attrgetter("width"))
