@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 
 def losses(folder: Path) -> list[float]:
-    return Checkpoints(folder)._state()[0]
+    return Checkpoints(folder).losses
 
 
 def test_it_tells_of_loss_and_speed_and_what_to_do_next(text_file: Path, tmp_path: Path):

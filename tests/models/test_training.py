@@ -53,6 +53,7 @@ def test_a_resumed_run_has_the_losses_and_weights_of_one_that_was_never_stopped(
     assert run(again, 25, checkpoints=Checkpoints(tmp_path, every=5)) == losses
     assert same(again, whole)
     assert list(Checkpoints(tmp_path).weights) == [0, 5, 10, 13, 15, 20, 25]
+    assert Checkpoints(tmp_path).losses == losses
 
 
 KILLED = """

@@ -48,6 +48,11 @@ class Checkpoints:
         names = ((re.fullmatch(r"step-(\d+)\.safetensors", path.name), path) for path in self.folder.glob("step-*"))
         return dict(sorted((int(match[1]), path) for match, path in names if match))
 
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step that was kept. Raises ModelError where there is no run in the folder."""
+        return self._state()[0]
+
     def is_due(self, step: int, steps: int) -> bool:
         """Whether there is to be a checkpoint after `step` steps of so many."""
         return step % self.every == 0 or step == steps
@@ -115,7 +120,7 @@ class Checkpoints:
         """What is there still, as a sentence."""
         if not (self.folder / _STATE).exists():
             return "There is none before it."
-        return f"That of step {len(self._state()[0])} is there, as it was."
+        return f"That of step {len(self.losses)} is there, as it was."
 
 
 def load_weights(model: nn.Module, file: Path) -> None:
