@@ -114,23 +114,18 @@ def _lines() -> Iterator[Progress]:
 
 
 @contextmanager
-def training(done: int, steps: int) -> Iterator[Callable[[int, str], None]]:
+def training(done: int, steps: int, out: Console | None = None) -> Iterator[Callable[[int, str], None]]:
     """A function to tell of a step and what is known of it: a bar on a terminal, ten lines elsewhere."""
-    if sys.stderr.isatty():
-        words = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Bar(*words, console=Console(stderr=True), transient=True) as bar:
+    out = Console(stderr=True) if out is None else out
+    if out.is_terminal:
+        words = TextColumn("{task.description}", markup=False)
+        with Bar(words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=out, transient=True) as bar:
             task = bar.add_task("Training", total=steps, completed=done)
             yield lambda step, told: bar.update(task, completed=step, description=told)
         return
-    each = max(1, steps // 10)
 
     def line(step: int, told: str) -> None:
-        if step % each == 0 or step in (done + 1, steps):
+        if step % max(1, steps // 10) == 0 or step in (done + 1, steps):
             print(f"step {step:,} of {steps:,}: {told}", file=sys.stderr, flush=True)
 
     yield line

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("transformers")
+pytest.importorskip("rich")
+
+from rich.console import Console
+
+from clearhead import terminal
 from clearhead.models import Checkpoints, loading
 
 from .conftest import TEXT, run
-
-pytest.importorskip("transformers")
 
 
 def losses(folder: Path) -> list[float]:
@@ -30,6 +36,13 @@ def test_it_tells_of_loss_and_speed_and_what_to_do_next(text_file: Path, tmp_pat
     assert f"clearhead look --model '{tmp_path / 'a b'}' --checkpoints" in done.stdout
     assert "step 3 of 3: loss 5." in done.stderr
     assert done.stderr.splitlines()[-1].endswith("tokens/s")
+
+
+def test_on_a_terminal_it_tells_of_them_beside_a_bar():
+    out = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    with terminal.training(2, 9, out) as report:
+        report(4, "loss 5.123, 8,000 tokens/s")
+    assert re.search(r"loss 5\.123, 8,000 tokens/s .*4/9", out.file.getvalue())
 
 
 def test_it_goes_on_where_it_stopped_with_the_same_losses(trained: Path, text_file: Path, tmp_path: Path):
