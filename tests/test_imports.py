@@ -23,6 +23,7 @@ FLOORS = [
     ["maps"],
     ["functional"],
     ["nn"],
+    ["models"],
     ["recording", "zoo", "tokens", "projections", "saving"],
     ["heads"],
     ["page"],
@@ -32,7 +33,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
-    ["heads.atlas_commands", "heads.commands", "importance_command"],
+    ["heads.atlas_commands", "heads.commands", "importance_command", "models.commands"],
     ["cli"],
     ["__main__", ""],
 ]

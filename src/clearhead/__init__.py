@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from clearhead.view import View
     from clearhead.views import Views
 
-# `heads` and `testing` are two too, and not among the public names, of which there are thirty at most.
-_MODULES = ("cost", "functional", "heads", "learn", "masks", "nn", "plots", "reference", "scores", "testing", "zoo")
+# `heads`, `models` and `testing` are modules too, and not among the public names, of which there are thirty at most.
+_MODULES = (
+    *("cost", "functional", "heads", "learn", "masks", "models", "nn", "plots", "reference", "scores", "testing"),
+    "zoo",
+)
 _HOMES = {
     "AdditiveMap": "maps",
     "AttentionMap": "maps",

@@ -16,7 +16,7 @@ def why_no_folder(folder: Path) -> str | None:
     if folder.is_dir() and not any(folder.iterdir()):
         return None if os.access(folder, os.W_OK | os.X_OK) else f"cannot write to the folder {folder}: name another"
     if folder.exists() or folder.is_symlink():
-        return f"{folder} is there already: name a new folder for the recording, or remove it first"
+        return f"{folder} is there already: name a new folder, or remove it first"
     above = folder.absolute().parent
     if not above.is_dir():
         return f"cannot make the folder {folder}: there is no folder {above}"

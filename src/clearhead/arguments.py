@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,9 @@ from clearhead._plain import plain
 
 __all__ = [
     "DEFAULT_TEXT",
+    "beginning",
     "budget_of",
+    "check_alone",
     "check_figure",
     "check_progress",
     "check_recording",
@@ -51,6 +54,26 @@ def text_of(text: str | None, file: str | None) -> str:
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):  # bytes of an argument that were not UTF-8
         stop("the text is not valid UTF-8")
     return text
+
+
+def beginning(text: str, longest: int | None, count: Callable[[str], int]) -> str:
+    """Of the built-in text, as many sentences as have so many tokens; any other text as it is.
+
+    >>> beginning(DEFAULT_TEXT, 100, len)
+    'The keeper of the lighthouse at Morrow Point wrote one line in her log every evening.'
+    """
+    if text != DEFAULT_TEXT or longest is None:
+        return text
+    while count(text) > longest and ". " in text:
+        text = text[: text.rindex(". ") + 1]
+    return text
+
+
+def check_alone(option: str, beside: Mapping[str, object]) -> None:
+    """Refuse what was given beside an option that does not go with it."""
+    given = [name for name, value in beside.items() if value]
+    if given:
+        stop(f"{option} makes a page of several views: leave {', '.join(given)} out")
 
 
 def image_of(image: Path, text: str | None, file: str | None, target: str | None, generate: int) -> str:

@@ -95,7 +95,7 @@ def bench(
         loaded = load(model, on_progress=on_progress)[0]
         tokens = _length(loaded, model, tokens)
         ways, prepare = model_ways(loaded, _ids(loaded, tokens)), partial(_model_way, model, tokens)
-        what, dense = f"{model}, {tokens:,} tokens", EAGER
+        what, dense = f"{model}, {tokens:,} tokens", EAGER if _has_eager(loaded) else FORWARD
     report("time", 0, 1)
     times = alternate(ways, seconds=seconds)
     peaks: list[int | None] = []
@@ -205,9 +205,14 @@ def model_ways(model: nn.Module, ids: Tensor, *, most: int = LARGEST) -> Ways:
             model.set_attn_implementation(before)  # type: ignore[operator]
 
     ways: Ways = {FORWARD: forward, RECORDED: recorded, LOOKED: looked}
-    if _eager_nbytes(config, ids.shape[1]) < most:
+    if _has_eager(model) and _eager_nbytes(config, ids.shape[1]) < most:
         ways[EAGER] = eager
     return ways
+
+
+def _has_eager(model: nn.Module) -> bool:
+    """Whether it is a transformers model, which can compute all weights; a GPT of ours cannot."""
+    return hasattr(model, "set_attn_implementation")
 
 
 def _eager_nbytes(config: Any, tokens: int) -> int:

@@ -20,7 +20,9 @@ from clearhead._plain import plain
 from clearhead._progress import Progress
 from clearhead._version import __version__
 from clearhead.arguments import (
+    beginning,
     budget_of,
+    check_alone,
     check_figure,
     check_recording,
     image_of,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from clearhead.page.payload import Payload
     from clearhead.page.server import Server
     from clearhead.view import View
+    from clearhead.views import Views
 
 app = typer.Typer(
     name="clearhead",
@@ -117,6 +120,9 @@ def look(
     live: Annotated[
         bool, typer.Option("--live", help="Show the page live, as serve does; no file unless --save.")
     ] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Of a model that train made, all checkpoints: the page has a slider.")
+    ] = False,
     port: _Port = 0,
     show: _Show = None,
     layers: Annotated[
@@ -133,6 +139,9 @@ def look(
     from clearhead import terminal
 
     with _clear_errors(), ExitStack() as stack:
+        if checkpoints:
+            files = {"--figure": figure, "--json": as_json, "--save-recording": recording}
+            check_alone("--checkpoints", {**files, "--live": live, "--image": image, "--generate": generate})
         chosen = text_of(text, file) if image is None else image_of(image, text, file, second, generate)
         numbers = layer_numbers(layers)
         title = chosen if image is None else image.stem
@@ -142,10 +151,14 @@ def look(
         limit, say = budget_of(budget), sys.stderr if as_json else sys.stdout
         with terminal.progress() as report:
             server = stack.enter_context(_server(port, report)) if live else None
-            view = _view(model, chosen, numbers, report, second, generate, image=image is not None)
+            steps = _steps(model, chosen, numbers, report) if checkpoints else None
+            view = (
+                steps[-1] if steps else _view(model, chosen, numbers, report, second, generate, image=image is not None)
+            )
             if not live or target or figure or recording or as_json:
-                view.heads()  # computed here, where progress is shown; a live page hears of them one by one
-            page = None if target is None else _page(view, limit, report)
+                for one in steps or [view]:
+                    one.heads()  # computed here, where progress is shown; a live page hears of them one by one
+            page = None if target is None else _page(steps or view, limit, report)
             if figure is not None:
                 _draw(view, figure, report)
             if recording is not None:
@@ -291,6 +304,48 @@ def check(
             commands.reset_lesson(lesson, folder)
         elif not commands.check_lesson(lesson, folder, seed=seed, hint=hint, solution=solution):
             raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Files to learn from, in UTF-8.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the model is kept; a run in it goes on.")],
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="How many in all, those before included.")] = 2000,
+    size: Annotated[str, typer.Option(metavar="S", help="tiny, small or medium: 0.1, 1 or 11 M parameters.")] = "small",
+    vocab: Annotated[
+        int, typer.Option(metavar="N", min=256, help="Tokens: 256 are single bytes, more are learned from the text.")
+    ] = 256,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed draws other weights and batches.")] = 0,
+    every: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Steps between two checkpoints; a tenth of --steps.")
+    ] = None,
+) -> None:
+    """Train a small language model on a text.
+
+    Whenever it is stopped, the same command goes on from the last checkpoint, with the losses that it would have had.
+    """
+    with _clear_errors():
+        from clearhead.models import commands
+
+        commands.train(texts, out, steps=steps, size=size, seed=seed, vocab=vocab, every=every)
+
+
+@app.command()
+def generate(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of train, or one of its step-… files.")],
+    prompt: Annotated[str, typer.Argument(help="How the text begins.")] = "",
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="How many to write.")] = 300,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", min=0, help="0 writes the likeliest, 1 what the model expects.")
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option(metavar="K", min=1, help="Draw among the K likeliest only.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Draw the same text again.")] = None,
+) -> None:
+    """Let a model that was trained here write."""
+    with _clear_errors():
+        from clearhead.models import commands
+
+        commands.generate(model, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
 
 
 @app.command()
@@ -452,9 +507,11 @@ def _view(
 
     loaded, tokenizer = zoo.load(model, on_progress=report)
     _check_layers(loaded.config, layers)
-    if image != (loaded.main_input_name == "pixel_values"):
+    if image != (getattr(loaded, "main_input_name", "") == "pixel_values"):
         stop(f"{model} reads text: leave --image out" if image else f"{model} reads images: give one, --image F")
     from clearhead.looking import look  # after the name was found, since this imports torch
+
+    text = beginning(text, zoo.context_length(loaded), lambda part: len(tokenizer(part)["input_ids"]))
 
     _return_freed_blocks(4 << 20)
     view = look(loaded, tokenizer, text, target=target, generate=generate, layers=layers, on_progress=report)
@@ -462,6 +519,16 @@ def _view(
     if len(view.tokens) < 2:
         stop(f"the text is one token for {model}, which can only attend to itself: give a longer text")
     return view
+
+
+def _steps(model: str, text: str, layers: list[int] | None, report: Progress) -> Views:
+    """The same text after each checkpoint of a training run."""
+    report("import", 0, 1)
+    from clearhead.models import loading
+    from clearhead.views import Views
+
+    files = loading.checkpoints(model)
+    return Views([_view(str(file), text, layers, report) for file in files.values()], list(files))
 
 
 def _return_freed_blocks(smallest: int) -> None:
@@ -486,7 +553,7 @@ def _check_layers(config: Any, layers: list[int] | None) -> None:
         stop(f"--layers: there is no layer {', '.join(unknown[:5])}; the model has {there}")
 
 
-def _page(view: View, budget: int | None, report: Progress) -> Payload:
+def _page(view: View | Views, budget: int | None, report: Progress) -> Payload:
     report("page", 0, 1)
     return view.page(budget=budget)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -148,6 +148,24 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+@contextmanager
+def training(done: int, steps: int, out: Console | None = None) -> Iterator[Callable[[int, str], None]]:
+    """A function to tell of a step and what is known of it: a bar on a terminal, ten lines elsewhere."""
+    out = Console(stderr=True) if out is None else out
+    if out.is_terminal:
+        words = TextColumn("{task.description}", markup=False)
+        with Bar(words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=out, transient=True) as bar:
+            task = bar.add_task("Training", total=steps, completed=done)
+            yield lambda step, told: bar.update(task, completed=step, description=told)
+        return
+
+    def line(step: int, told: str) -> None:
+        if step % max(1, steps // 10) == 0 or step in (done + 1, steps):
+            print(f"step {step:,} of {steps:,}: {told}", file=sys.stderr, flush=True)
+
+    yield line
 
 
 def show_view(view: View) -> None:

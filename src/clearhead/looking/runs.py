@@ -19,6 +19,7 @@ from clearhead.looking.images import as_image, picture_of
 from clearhead.maps.base import AttentionMap
 from clearhead.maps.composed import OneSequence
 from clearhead.maps.softmax import SoftmaxMap
+from clearhead.models import GPT
 from clearhead.page.payload import ENDS
 from clearhead.page.texts import Tokens
 from clearhead.projections import Watch, find, is_sequence, rows_of
@@ -175,6 +176,8 @@ def _continued(
 
 def _generated(given: Given, inputs: Mapping[str, Tensor], tokens: int) -> Tensor:
     """The likeliest token at each step: (1, n)."""
+    if isinstance(given.model, GPT):
+        return given.model.generate(inputs["input_ids"], tokens)
     if not getattr(given.model, "can_generate", lambda: False)():
         raise ModelError(f"look(…, generate={tokens}): {given.name} does not write text.")
     there, accepted = next(given.model.parameters()).device, inspect.signature(given.model.forward).parameters

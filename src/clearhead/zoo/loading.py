@@ -21,17 +21,20 @@ from clearhead.zoo.smiles import smiles_tokenizer
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from clearhead.models import GPT, GPTConfig
+
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
 def load(
     name: str = "smollm2", *, on_progress: Progress | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel | GPT, PreTrainedTokenizerBase]:
     """The model, in evaluation mode and float32, and its tokenizer; of one that reads images, its image processor.
 
     Args:
         name: a name that `available` lists, a path to a model folder or a ``.gguf`` file, or a Hugging Face
-            id (from the hub, or from its local cache without network or where ``HF_HUB_OFFLINE`` is set)
+            id (from the hub, or from its local cache without network or where ``HF_HUB_OFFLINE`` is set); a folder
+            of ``clearhead train``, or one of the step-… files in it, gives a `clearhead.models.GPT`
         on_progress: called as ``on_progress(stage, done, total)`` with the stages ``"convert"`` (a ``.gguf``
             file or an archive in parts, on first use) and ``"load"``
 
@@ -42,6 +45,12 @@ def load(
     """
     _check_installed("load", name)
     report = on_progress or silent
+    trained = _trained(name)
+    if trained is not None:
+        from clearhead.models import loading
+
+        report("load", 0, 2)
+        return loading.load(trained)
     folder = _locate(name, on_progress)
     source, local = (str(folder), True) if folder else (name, not _hub_reachable())
     report("load", 0, 2)
@@ -54,12 +63,17 @@ def load(
     return model, tokenizer
 
 
-def config(name: str = "smollm2") -> PretrainedConfig:
+def config(name: str = "smollm2") -> PretrainedConfig | GPTConfig:
     """The model's config alone, for the names that `load` takes: no weights are read, nothing is converted.
 
     Raises: ModelError, as `load`.
     """
     _check_installed("config", name)
+    trained = _trained(name)
+    if trained is not None:
+        from clearhead.models import loading
+
+        return loading.read_config(trained)
     place = _find(name)
     if place is not None and place.suffix.lower() == ".gguf":
         conversion.check(place)
@@ -113,6 +127,16 @@ def _locate(name: str, on_progress: Progress | None) -> Path | None:
     """The local folder to load from, converted first if need be; None if it can only be a Hugging Face id."""
     place = _find(name, on_progress)
     return conversion.converted(place, on_progress) if place is not None and place.is_file() else place
+
+
+def _trained(name: str) -> Path | None:
+    """The folder that `clearhead train` has made, or one of its checkpoints, if it is that."""
+    place = Path(os.path.expanduser(name))
+    if not os.path.exists(place):
+        return None
+    from clearhead.models import loading
+
+    return place if loading.is_trained(place) else None
 
 
 def _find(name: str, on_progress: Progress | None = None) -> Path | None:
