@@ -85,7 +85,7 @@ def _cell(cell: Any, lesson: Lesson, made: dict[str, str | bytes]) -> str:
 def _output(output: Any, lesson: Lesson, made: dict[str, str | bytes]) -> str:
     """What a cell printed, drew or showed, in Markdown."""
     if output.output_type == "stream":
-        return f"```{{ .text .output }}\n{output.text.rstrip()}\n```"
+        return f"```text\n{output.text.rstrip()}\n```"
     data = output.get("data", {})
     if "image/png" in data:
         name = f"{lesson.path.stem}-{len(made)}.png"
