@@ -8,6 +8,7 @@ from typing import Any
 import griffe
 
 COLUMNS = re.compile(r"\S {3,}\S")
+SHOWN = ("__getitem__", "__matmul__")  # of the special methods
 LEADS = re.compile(r"(?<![\w`])(Args|Attributes|Cost|Gradients|Raises|Returns|Shapes|Source): (?=\S)")
 
 
@@ -16,6 +17,8 @@ class Docstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called for each module, class, function and attribute."""
+        if obj.name.startswith("__") and obj.name not in SHOWN:
+            obj.public = False
         if obj.docstring is not None:
             obj.docstring.value = "\n\n".join(map(rewritten, obj.docstring.value.split("\n\n")))
 

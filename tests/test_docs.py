@@ -75,6 +75,12 @@ def run(page: str) -> dict[str, Any]:
     return namespace
 
 
+def test_only_what_needs_other_tools_is_not_run() -> None:
+    left_out = {page: content for page in PAGES for language, content in fences(page) if language == "py"}
+    assert set(left_out) == {"docs/coming-from.md"}
+    assert {language for page in PAGES for language, _ in fences(page)} == {"python", "py", "text", "bash"}
+
+
 @pytest.mark.parametrize("page", [page for page in PYTHON if page != "README.md"])
 def test_code_in_docs_runs_and_prints_what_it_says(
     page: str, zoo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
