@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help look lessons test test-all lint types bench peers clean browser
+.PHONY: help look lessons docs test test-all lint types bench peers clean browser
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 16
@@ -17,10 +17,13 @@ look: .venv/.models  ## every head of a real language model on a short text: ter
 lessons: .venv/.lessons  ## run every lesson and keep it with its outputs, as notebook and as HTML, in build/lessons
 	@$(BIN)/python docs/render_lessons.py build/lessons
 
+docs: .venv/.docs build/lessons/.rendered  ## the documentation, lessons with their outputs included, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "The site is in build/site: open build/site/index.html."
+
 test: .venv/.dev .venv/.npm browser  ## the tests, without those that take long or need a GPU (ARGS="...")
 	@$(BIN)/pytest -q -n 2 -m "not full and not gpu" $(ARGS)
 
-test-all: .venv/.dev .venv/.lab .venv/.npm browser  ## every test that this machine can run, long ones included
+test-all: .venv/.dev .venv/.lab .venv/.docs .venv/.npm browser  ## every test that this machine can run, long ones included
 	@$(BIN)/pytest -q -n 2 $(ARGS)
 
 lint: .venv/.dev .venv/.npm  ## ruff, and on the page's modules, where npm is, TypeScript's checker
@@ -78,6 +81,14 @@ clean:  ## remove .venv and every cache in this folder
 	@echo "Installing what runs and renders notebooks into .venv (once) ..."
 	@$(PIP) install -qq -c constraints.txt -e '.[lessons]'
 	@touch $@
+
+.venv/.docs: .venv/.lessons
+	@echo "Installing what builds the documentation into .venv (once) ..."
+	@$(PIP) install -qq -c constraints.txt -e '.[docs]'
+	@touch $@
+
+build/lessons/.rendered: $(wildcard lessons/*.py) docs/render_lessons.py | .venv/.docs
+	@$(BIN)/python docs/render_lessons.py build/lessons && touch $@
 
 # The page needs none of it. Without npm the checks that use it are skipped, and say so.
 .venv/.npm: tests/page/package.json tests/page/package-lock.json | .venv/bin/python

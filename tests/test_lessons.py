@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import ModelError, zoo
+from clearhead import DenseMap, ModelError, heads, zoo
 from clearhead.learn.exercises import NAMES
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -218,6 +218,20 @@ def test_lesson_5_splits_what_was_stacked(without_model: Any) -> None:
     assert run.values["answers"]["1"] < 1e-5
     assert run.values["answers"]["2"] > 0.1
     assert run.values["answers"]["3"] == [2360064, 2360064]
+
+
+def test_lesson_8_builds_an_induction_head_of_two_and_measures_it(without_model: Any) -> None:
+    run = without_model(8)
+    weigh, score = run.values["weigh"], run.values["score"]
+    first, second = weigh(run.values["q1"], run.values["k1"]), weigh(run.values["q2"], run.values["k2"])
+    tokens = heads.Tokens(run.values["ids"])
+    for pairs, expected in ((tokens.previous(), "previous"), (tokens.induction(), "after_copy")):
+        found = heads.relation_score([(DenseMap(torch.stack([first, second])), pairs)])
+        by_hand = [score(weights, run.values[expected]) for weights in (first, second)]
+        assert found.mass.tolist() == pytest.approx(by_hand, abs=1e-6)
+        assert found.uniform[0].item() == pytest.approx(score(run.values["even"], run.values[expected]), abs=1e-6)
+    assert [by_hand[1] > 0.99, bool((second[1:7, 0] > 0.99).all())] == [True, True]
+    assert run.values["answers"] == {"1": [0.1429] * 7, "2": 2, "3": pytest.approx(0, abs=0.02)}
 
 
 # --- how they are rendered -----------------------------------------------------------------------------------------

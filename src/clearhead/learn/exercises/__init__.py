@@ -12,6 +12,7 @@ NAMES: dict[int, tuple[str, ...]] = {
     3: ("scaled_weights", "attention", "SelfAttention"),
     4: ("causal_weights", "drop_weights", "CausalAttention"),
     5: ("split_heads", "merge_heads", "MultiHeadAttention"),
+    8: ("previous_score", "induction_score", "without_sink"),
 }
 
 
