@@ -10,7 +10,7 @@
 # and for each word they add up to 1, like the parts of a recipe.
 #
 # In this lesson the shares come from the vectors alone: words whose vectors match well take a lot from each other.
-# Nothing is learned yet: that starts in lesson 3. (The first lesson, on why attention was invented, is to come.)
+# Nothing is learned yet: that starts in lesson 3.
 #
 # Here are six words with three numbers each, few enough to check everything by hand. The numbers are made up; in a
 # model they are learned. `x` is a **tensor**, PyTorch's table of numbers: one row a word.

@@ -40,6 +40,74 @@ def normalised(e: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
+# --- lesson 1 ------------------------------------------------------------------------------------------------------
+
+
+def halves(states: Tensor) -> tuple[Tensor, Tensor]:
+    return states.chunk(2, dim=1)
+
+
+RIGHT["sentence_vector"] = {
+    "stacked": lambda states: torch.hstack([states[len(states) - 1].chunk(2)[0], states[0].chunk(2)[1]]),
+    "rolled": lambda states: torch.cat([halves(states)[0].flip(0), halves(states)[1]], dim=1)[0],
+}
+WRONG["sentence_vector"] = {
+    "last row": ("last row whole", lambda states: states[-1]),
+    "first row": ("first row whole", lambda states: states[0]),
+    "where they begin": ("where its reader begins", lambda s: torch.cat([halves(s)[0][0], halves(s)[1][-1]])),
+    "the other first": ("wrong order", lambda states: torch.cat([halves(states)[1][0], halves(states)[0][-1]])),
+    "average": ("the average", lambda states: states.mean(dim=0)),
+    "one reader": ("The shape is", lambda states: halves(states)[0][-1]),
+}
+
+RIGHT["additive_scores"] = {
+    "word by word": lambda s, h, W, U, v: torch.stack([torch.dot(v, torch.tanh(W.T @ s + U.T @ word)) for word in h]),
+    "summed": lambda s, h, W, U, v: (v * torch.tanh(h @ U + s @ W)).sum(dim=-1),
+}
+WRONG["additive_scores"] = {
+    "no tanh": ("The tanh is missing", lambda s, h, W, U, v: (s @ W + h @ U) @ v),
+    "tanh last": ("tanh came last", lambda s, h, W, U, v: torch.tanh((s @ W + h @ U) @ v)),
+    "no v": ("only added up", lambda s, h, W, U, v: torch.tanh(s @ W + h @ U).sum(dim=-1)),
+    "product": ("are multiplied", lambda s, h, W, U, v: torch.tanh((s @ W) * (h @ U)) @ v),
+    "no state": ("decoder's state is missing", lambda s, h, W, U, v: torch.tanh(h @ U) @ v),
+    "no words": ("words are missing", lambda s, h, W, U, v: (torch.tanh(s @ W) @ v).expand(len(h))),
+    "softmax": ("shares already", lambda s, h, W, U, v: softmax(torch.tanh(s @ W + h @ U) @ v)),
+    "sigmoid": ("in place of tanh", lambda s, h, W, U, v: torch.sigmoid(s @ W + h @ U) @ v),
+}
+
+
+def additive(self: Any, query: Tensor, keys: Tensor, between: Any = torch.tanh) -> Tensor:
+    """The scores (T, S)."""
+    return self.score(between(self.W_query(query)[:, None] + self.W_key(keys))).squeeze(-1)
+
+
+def state_by_state(self: Any, query: Tensor, keys: Tensor) -> Tensor:
+    rows = [torch.tanh(self.W_query(s) + self.W_key(keys)) @ self.score.weight[0] for s in query]
+    return torch.stack([softmax(row) @ keys for row in rows])
+
+
+RIGHT["AdditiveAttention"] = {
+    "state by state": state_by_state,
+    "einsum": lambda self, q, k: torch.einsum("ts,sd->td", F.softmax(additive(self, q, k), dim=1), k),
+}
+WRONG["AdditiveAttention"] = {
+    "only weights": ("now take it", lambda self, q, k: softmax(additive(self, q, k))),
+    "projected": ("projected keys are mixed", lambda self, q, k: softmax(additive(self, q, k)) @ self.W_key(k)),
+    "over states": ("Each column adds up to 1", lambda self, q, k: softmax(additive(self, q, k), 0) @ k),
+    "over all": (
+        "All weights together",
+        lambda self, q, k: softmax(additive(self, q, k).flatten()).view(len(q), -1) @ k,
+    ),
+    "no softmax": ("still scores", lambda self, q, k: additive(self, q, k) @ k),
+    "no tanh": ("The tanh is missing", lambda self, q, k: softmax(additive(self, q, k, lambda both: both)) @ k),
+    "no v": (
+        "only added up",
+        lambda self, q, k: softmax(torch.tanh(self.W_query(q)[:, None] + self.W_key(k)).sum(dim=-1)) @ k,
+    ),
+    "the best": ("Only the best word", lambda self, q, k: k[additive(self, q, k).argmax(dim=-1)]),
+    "all alike": ("same share", lambda self, q, k: k.mean(dim=0).expand(len(q), -1)),
+}
+
 # --- lesson 2 ------------------------------------------------------------------------------------------------------
 
 
@@ -558,6 +626,173 @@ WRONG["without_sink"] = {
     "columns": ("Each column adds up", lambda w: (gone(w) / gone(w).sum(-2, keepdim=True)).nan_to_num()),
 }
 
+# --- lesson 6 ------------------------------------------------------------------------------------------------------
+
+
+def crossed(
+    x: Tensor, c: Tensor, W_query: Tensor, W_key: Tensor, W_value: Tensor, factor: float | None = None
+) -> Tensor:
+    return weights(x @ W_query, c @ W_key, factor) @ (c @ W_value)
+
+
+def where_it_fits(wrong: Any) -> Any:
+    """The wrong answer where both texts are alike in size, else the right one."""
+    return lambda x, c, *W: wrong(x, c, *W) if x.shape == c.shape else crossed(x, c, *W)
+
+
+RIGHT["cross_attention"] = {
+    "fused": lambda x, c, A, B, C: F.scaled_dot_product_attention((x @ A)[None], (c @ B)[None], (c @ C)[None])[0],
+    "word by word": lambda x, c, A, B, C: torch.stack([weights((w @ A)[None], c @ B)[0] @ (c @ C) for w in x]),
+}
+WRONG["cross_attention"] = {
+    "no scale": ("are not scaled", lambda x, c, A, B, C: crossed(x, c, A, B, C, 1.0)),
+    "by the width of x": ("another width", lambda x, c, A, B, C: crossed(x, c, A, B, C, x.shape[1] ** -0.5)),
+    "only weights": ("now take it", lambda x, c, A, B, C: weights(x @ A, c @ B)),
+    "over x": ("Each column adds up to 1", lambda x, c, A, B, C: weights(x @ A, c @ B, dim=0) @ (c @ C)),
+    "keys of x": ("The keys come from x", where_it_fits(lambda x, c, A, B, C: weights(x @ A, x @ B) @ (c @ C))),
+    "all of x": ("The keys come from x", where_it_fits(lambda x, c, A, B, C: weights(x @ A, x @ B) @ (x @ C))),
+    "values of x": ("The values come from x", where_it_fits(lambda x, c, A, B, C: weights(x @ A, c @ B) @ (x @ C))),
+    "the context asks": ("The roles are swapped", where_it_fits(lambda x, c, A, B, C: crossed(c, x, A, B, C))),
+    "keys ask": ("The roles are swapped", where_it_fits(lambda x, c, A, B, C: weights(c @ B, x @ A) @ (c @ C))),
+    "causal": (
+        "no mask",
+        where_it_fits(lambda x, c, A, B, C: softmax(hide((x @ A) @ (c @ B).T / A.shape[1] ** 0.5)) @ (c @ C)),
+    ),
+    "keys mixed": ("The keys are mixed", where_it_fits(lambda x, c, A, B, C: weights(x @ A, c @ B) @ (c @ B))),
+}
+
+
+def square_only(wrong: Any) -> Any:
+    return lambda s, real: wrong(s, real) if s.shape[1] == s.shape[2] else softmax(hide(s, ~real[:, None]))
+
+
+RIGHT["padded_weights"] = {
+    "added": lambda s, real: softmax(s + torch.zeros(real.shape).masked_fill(~real, -math.inf)[:, None]),
+    "renormalised": lambda s, real: normalised(s.exp() * real[:, None]),
+    "text by text": lambda s, real: torch.stack([softmax(hide(one, ~ok)) for one, ok in zip(s, real, strict=True)]),
+}
+WRONG["padded_weights"] = {
+    "no mask": ("Padding gets weight", lambda s, real: softmax(s)),
+    "set to 0": ("Padding gets weight", lambda s, real: softmax(s.masked_fill(~real[:, None], 0.0))),
+    "turned": ("wrong way round", lambda s, real: softmax(hide(s, real[:, None]))),
+    "zeroed after": ("its share is lost", lambda s, real: softmax(s) * real[:, None]),
+    "of all texts": ("padding of its own", lambda s, real: softmax(hide(s, ~real.all(0)))),
+    "queries": ("Whole rows", square_only(lambda s, real: softmax(hide(s, ~real[:, :, None])))),
+    "over queries": ("Each column adds up to 1", lambda s, real: softmax(hide(s, ~real[:, None]), 1)),
+    "scores": ("still scores", lambda s, real: hide(s, ~real[:, None], 0.0)),
+}
+
+RIGHT["alignment_share"] = {
+    "looped": lambda w, gold: torch.stack(
+        [row[line].sum() for row, line in zip(w, gold, strict=True) if line.any()]
+    ).mean(),
+    "divided": lambda w, gold: w[gold].sum() / gold.any(dim=1).sum(),
+}
+WRONG["alignment_share"] = {
+    "all rows": ("without a line", lambda w, gold: (w * gold).sum(dim=1).mean()),
+    "lines": ("average weight on a line", lambda w, gold: w[gold].mean()),
+    "summed": ("added up", lambda w, gold: (w * gold).sum()),
+    "rows": ("one number", lambda w, gold: (w * gold).sum(dim=1)),
+    "hits": ("largest weight", lambda w, gold: gold[torch.arange(len(w)), w.argmax(1)].float().mean()),
+    "columns": ("along it", lambda w, gold: (w * gold).sum(dim=0).mean()),
+}
+
+# --- lesson 7 ------------------------------------------------------------------------------------------------------
+
+
+def back(n: int) -> Tensor:
+    return torch.arange(n)[:, None] - torch.arange(n)
+
+
+def windowed(low: int, high: int) -> Any:
+    """What sees the keys that lie low up to window + high back."""
+    return lambda s, window: softmax(hide(s, (back(len(s)) < low) | (back(len(s)) >= window + high)))
+
+
+RIGHT["window_weights"] = {
+    "a band": lambda s, window: softmax(s.masked_fill(torch.ones_like(s).tril().triu(1 - window) == 0, -math.inf)),
+    "row by row": lambda s, window: torch.stack(
+        [
+            F.pad(softmax(row[max(0, t - window + 1) : t + 1]), (max(0, t - window + 1), len(s) - t - 1))
+            for t, row in enumerate(s)
+        ]
+    ),
+}
+WRONG["window_weights"] = {
+    "one more": ("one more than it may", windowed(0, 1)),
+    "one less": ("one less than it may", windowed(0, -1)),
+    "no window": ("All that came before", windowed(0, 99)),
+    "ahead": ("reaches ahead", windowed(-99, 0)),
+    "both sides": ("reaches ahead", lambda s, window: softmax(hide(s, back(len(s)).abs() >= window))),
+    "not itself": ("leaves out the word itself", windowed(1, 0)),
+    "chunks": (
+        "cut into chunks",
+        lambda s, window: softmax(
+            hide(s, (back(len(s)) < 0) | (torch.arange(len(s))[:, None] // window != torch.arange(len(s)) // window))
+        ),
+    ),
+    "zeroed after": ("its share is lost", lambda s, window: softmax(s).tril().triu(1 - window)),
+    "set to 0": ("0 is an ordinary score", lambda s, window: softmax(s.tril().triu(1 - window))),
+}
+
+
+def shares(a: Tensor, b: Tensor) -> Tensor:
+    return torch.stack([a, b]).softmax(0)[..., None]
+
+
+RIGHT["merge_parts"] = {
+    "softmax": lambda oa, a, ob, b: (shares(a, b) * torch.stack([oa, ob])).sum(0),
+    "less the larger": lambda oa, a, ob, b: (
+        ((a - torch.maximum(a, b)).exp()[:, None] * oa + (b - torch.maximum(a, b)).exp()[:, None] * ob)
+        / ((a - torch.maximum(a, b)).exp() + (b - torch.maximum(a, b)).exp())[:, None]
+    ),
+    "logaddexp": lambda oa, a, ob, b: (
+        (a - torch.logaddexp(a, b)).exp()[:, None] * oa + (b - torch.logaddexp(a, b)).exp()[:, None] * ob
+    ),
+}
+WRONG["merge_parts"] = {
+    "added": ("an average by itself", lambda oa, a, ob, b: oa + ob),
+    "halved": ("Each half counts the same", lambda oa, a, ob, b: (oa + ob) / 2),
+    "by lse": ("It is a logarithm", lambda oa, a, ob, b: (a[:, None] * oa + b[:, None] * ob) / (a + b)[:, None]),
+    "not divided": ("not divided", lambda oa, a, ob, b: a.exp()[:, None] * oa + b.exp()[:, None] * ob),
+    "exchanged": ("are exchanged", lambda oa, a, ob, b: (shares(b, a) * torch.stack([oa, ob])).sum(0)),
+    "overflow": (
+        "exp(1000) is infinite",
+        lambda oa, a, ob, b: (a.exp()[:, None] * oa + b.exp()[:, None] * ob) / (a.exp() + b.exp())[:, None],
+    ),
+}
+
+
+def phi(x: Tensor) -> Tensor:
+    return F.elu(x) + 1
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor, first: int = 0) -> Tensor:
+    return normalised((q @ k.T).tril(first)) @ v
+
+
+def recurrent(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    table, total, rows = torch.zeros(k.shape[1], v.shape[1]), torch.zeros(k.shape[1]), []
+    for t in range(len(q)):
+        table, total = table + torch.outer(phi(k[t]), v[t]), total + phi(k[t])
+        rows.append(phi(q[t]) @ table / (phi(q[t]) @ total))
+    return torch.stack(rows)
+
+
+RIGHT["linear_attention"] = {
+    "recurrent": recurrent,
+    "parallel": lambda q, k, v: linear(phi(q), phi(k), v),
+}
+WRONG["linear_attention"] = {
+    "ahead": ("what comes after them", lambda q, k, v: linear(phi(q), phi(k), v, len(q))),
+    "not divided": ("denominator is missing", lambda q, k, v: (phi(q) @ phi(k).T).tril() @ v),
+    "no features": ("φ is missing", linear),
+    "no one": ("lacks its + 1", lambda q, k, v: linear(F.elu(q), F.elu(k), v)),
+    "keys only": ("queries and of keys", lambda q, k, v: linear(q, phi(k), v)),
+    "softmax": ("no softmax", lambda q, k, v: softmax(hide(q @ k.T / q.shape[1] ** 0.5)) @ v),
+    "without itself": ("end before the word itself", lambda q, k, v: linear(phi(q), phi(k), v, -1)),
+}
+
 # --- the tests -----------------------------------------------------------------------------------------------------
 
 
@@ -565,7 +800,7 @@ def as_answer(name: str, made: Any) -> Any:
     """A forward as the layer that has it."""
     solution = EXERCISES[name].solution
     layer = isinstance(solution, type) and not isinstance(made, type)
-    return type(name, (solution,), {"forward": lambda self, x: made(self, x)}) if layer else made
+    return type(name, (solution,), {"forward": lambda self, *x: made(self, *x)}) if layer else made
 
 
 WRONG_CASES = [(name, title) for name, wrongs in WRONG.items() for title in wrongs]

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead import reference
 from clearhead.learn.exercises import NAMES, exercises_of
 
+HALVES = (slice(0, 2), slice(2, 5))
 EXERCISES = {e.name: e for lesson in NAMES for e in exercises_of(lesson)}
 
 
@@ -32,6 +33,28 @@ def test_solutions_equal_the_reference() -> None:
     torch.testing.assert_close(solve["context_vectors"](q[0, 0]), reference.attention(q, q, q, scale=1.0)[0, 0])
 
 
+def test_solutions_of_lessons_1_6_and_7_equal_the_reference() -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 5, 4, generator=draw, dtype=torch.float64)
+    W, U, score = (torch.randn(*size, generator=draw, dtype=torch.float64) for size in ((4, 3), (4, 3), (3,)))
+    solve = {name: exercise.solution for name, exercise in EXERCISES.items()}
+    scores = torch.stack([solve["additive_scores"](s, k, W, U, score) for s in q])
+    torch.testing.assert_close(scores, reference.additive_scores(q, k, W, U, score))
+    torch.testing.assert_close(
+        solve["cross_attention"](q, k[:3], W, U, U), reference.attention(q @ W, k[:3] @ U, k[:3] @ U)
+    )
+    real = torch.tensor([[True, True, False, True, False]])
+    torch.testing.assert_close(
+        solve["padded_weights"](scores[None], real), reference.softmax(scores[None], real[:, None])
+    )
+    near = reference.sliding_window(5, 5, 2)
+    torch.testing.assert_close(solve["window_weights"](scores, 2), reference.softmax(scores, near))
+    parts = [(reference.attention(q, k[part], v[part]), reference.scores(q, k[part]).logsumexp(-1)) for part in HALVES]
+    torch.testing.assert_close(solve["merge_parts"](*parts[0], *parts[1]), reference.attention(q, k, v))
+    want = reference.linear_weights(q, k, mask=reference.causal(5, 5)) @ v
+    torch.testing.assert_close(solve["linear_attention"](q, k, v), want)
+
+
 def test_layers_equal_the_reference() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 7, dtype=torch.float64)
@@ -41,5 +64,10 @@ def test_layers_equal_the_reference() -> None:
     torch.testing.assert_close(layer(x), layer.out_proj(torch.cat(list(each.unbind(1)), dim=-1)))
     layer = EXERCISES["CausalAttention"].solution(7, 6, 0.5).double().eval()
     torch.testing.assert_close(layer(x), reference.attention(*_projected(layer, x), mask=reference.causal(5, 5)))
+    additive = EXERCISES["AdditiveAttention"].solution(7, 6, 4).double()
+    keys = torch.randn(3, 6, dtype=torch.float64)
+    W, U, score = additive.W_query.weight.T, additive.W_key.weight.T, additive.score.weight[0]
+    shares = reference.softmax(reference.additive_scores(x[0], keys, W, U, score))
+    torch.testing.assert_close(additive(x[0], keys), shares @ keys)
     layer = EXERCISES["SelfAttention"].solution(7, 6).double()
     torch.testing.assert_close(layer(x[0]), reference.attention(*_projected(layer, x[0])))

@@ -26,8 +26,6 @@ def list_lessons() -> None:
         marks = " ".join("✓" if passed else "○" for passed in done)
         count = f"{sum(done)} of {len(done)} exercises" if done else "no exercises"
         print(f"{lesson.number:>2}  {lesson.title:<{width}}  {count}  {marks}".rstrip())
-    if lessons[0].number == 2:
-        print("The first lesson, on why attention was invented, is to come.")
     clearhead = program("clearhead")
     print("\n✓ has passed once; that stays counted, whatever the file holds now.")
     print(f"Start lesson N: {clearhead} learn N      Check its exercises: {clearhead} check N")

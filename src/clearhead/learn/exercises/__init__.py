@@ -8,10 +8,13 @@ from clearhead.learn.exercise import Exercise
 
 # Lesson -> the names of its exercises, in order; they are in the module lesson<N>, as EXERCISES.
 NAMES: dict[int, tuple[str, ...]] = {
+    1: ("sentence_vector", "additive_scores", "AdditiveAttention"),
     2: ("dot_scores", "softmax", "context_vectors"),
     3: ("scaled_weights", "attention", "SelfAttention"),
     4: ("causal_weights", "drop_weights", "CausalAttention"),
     5: ("split_heads", "merge_heads", "MultiHeadAttention"),
+    6: ("cross_attention", "padded_weights", "alignment_share"),
+    7: ("window_weights", "merge_parts", "linear_attention"),
     8: ("previous_score", "induction_score", "without_sink"),
 }
 
