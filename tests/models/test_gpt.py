@@ -64,6 +64,14 @@ def test_the_loss_is_the_mean_of_what_the_next_tokens_cost(model: GPT):
         assert model.loss(text).item() == pytest.approx(torch.stack(cost).mean().item(), rel=1e-5)
 
 
+def test_dropout_is_of_training_alone():
+    model = gpt(dropout=0.5)
+    with torch.no_grad():
+        assert torch.equal(model(ids()), gpt()(ids()))
+        model.train()
+        assert not torch.equal(model(ids()), model(ids()))
+
+
 def test_no_token_is_moved_by_a_later_one(model: GPT):
     text = ids()
     other = text.clone()

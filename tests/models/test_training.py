@@ -44,6 +44,18 @@ def test_the_loss_falls_and_the_callers_generator_is_as_it_was():
     assert not model.training
 
 
+def test_every_step_and_every_seed_draws_anew():
+    seen: list[float] = []
+
+    def batches(n: int) -> Tensor:
+        seen.append(drawn(n)[0, 0].item())
+        return drawn(n)
+
+    for seed in (0, 1):
+        fit(model := net(), lambda x: model(x).square().mean(), batches, steps=5, seed=seed)
+    assert len(set(seen)) == 10
+
+
 def test_a_resumed_run_has_the_losses_and_weights_of_one_that_was_never_stopped(tmp_path: Path):
     whole, resumed = net(), net()
     losses = run(whole, 25)
