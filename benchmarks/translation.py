@@ -129,17 +129,18 @@ def main() -> None:
             translator, seconds = trained(name, make, pairs, asked.steps)
             found[name] = by_length(translator, held, asked.sacrebleu)
             size = sum(parameter.numel() for parameter in translator.model.parameters())
-            report.say(
-                f"{name}: {size / 1e6:.2f} M parameters, {asked.steps:,} steps of {BATCH} pairs, {seconds:.0f} s."
-            )
+            told = f"{asked.steps:,} steps of {BATCH} pairs, of which this run took {seconds:.0f} s of CPU"
+            report.say(f"{name}: {size / 1e6:.2f} M parameters, {told}.")
         keys = list(found[name])
         heads = ["words of the source", *(f"{low}-{high}" for low, high in keys)]
         rows = [
             [f"{name}: {what}", *(f"{scores[key][which] * factor:.1f}" for key in keys)]
-            for which, what, factor in ((0, "words guessed, %", 100), (1, "BLEU", 1))
+            for which, what, factor in ((0, "words guessed, %", 100), (1, "BLEU", 1))[: 2 if asked.sacrebleu else 1]
             for name, scores in found.items()
         ]
         report.table(heads, rows)
+        if asked.sacrebleu is None:
+            report.say("Sacrebleu was not there: no BLEU.")
         report.plot(draw(found), "length", "Words guessed and BLEU by the length of the source")
 
 
