@@ -60,9 +60,9 @@ for name, make in {"one vector": Seq2Seq.bottleneck, "attention": Seq2Seq.attent
 # ## On real sentences
 # Now German and English from the Ding dictionary. It is not part of clearhead; where it is not installed, the next cell
 # says how to get it, and goes on with the number words. (Pairs of your own do as well: `clearhead.models.read_pairs`
-# reads them from a file, two texts a line with a tab between.) A minute or two of training is little for a language,
-# so expect simple words and simple mistakes; `?` is a word too rare to be learned. But the decoder already looks at
-# the right places.
+# reads them from a file, two texts a line with a tab between.) A minute or two of training is little for a language, so
+# expect first words and many mistakes; `?` is a word too rare to be learned. But the decoder begins to look where a
+# word comes from: at the beginning of the sentence first, at its end last, and for *don't* at *nicht*.
 # %%
 translator, sentence = translators["attention"], "drei eins vier eins fünf neun zwei sechs"
 try:
