@@ -32,7 +32,7 @@ from clearhead.heads import atlas_workers as workers_
 from clearhead.heads.atlas_progress import Part, Progress, added, together
 from clearhead.heads.corpus import Batch, Corpus, Document, check_documents
 from clearhead.heads.tally import MEASURES, Tally
-from clearhead.maps import AttentionMap
+from clearhead.maps import AttentionMap, SoftmaxMap
 from clearhead.recording import record
 from clearhead.zoo import context_length
 
@@ -300,15 +300,35 @@ def tallies(model: nn.Module, batch: Batch, window: int) -> tuple[list[Tally], l
     reader: Any = getattr(model, "base_model", model)  # without the head that predicts words: nobody looks at it
     settings = {"use_cache": False} if "use_cache" in inspect.signature(reader.forward).parameters else {}
 
+    baselines: list[tuple[SoftmaxMap, Tally]] = []
+
     def keep(name: str, attn: AttentionMap) -> tuple[Tally, Tally]:
-        alike = attn[:, :1] if attn.heads_alike else attn
-        heads, even = (Tally.of(_numbers(one, batch.counted), window) for one in (attn, alike.uniform()))
-        return heads, even
+        return Tally.of(_numbers(attn, batch.counted), window), even_of(attn)
+
+    def even_of(attn: AttentionMap) -> Tally:
+        even = (attn[:, :1] if attn.heads_alike else attn).uniform()
+        for known, tally in baselines:  # most models have one mask for all layers, or two
+            if _alike(known, even):
+                return tally
+        tally = Tally.of(_numbers(even, batch.counted), window)
+        if isinstance(even, SoftmaxMap):
+            baselines.append((even, tally))
+        return tally
 
     with record(reader, keep=keep) as recording:
         reader(**given, **settings)
     heads, even = zip(*recording.results.values(), strict=True)
     return list(heads), list(even)
+
+
+def _alike(one: SoftmaxMap, other: AttentionMap) -> bool:
+    """Whether two uniform heads are known to be the same."""
+    if not isinstance(other, SoftmaxMap) or one.shape != other.shape or one.bias is not None or other.bias is not None:
+        return False
+    if one.mask is None or other.mask is None:
+        return one.mask is other.mask
+    tensors = zip(one.mask.tensors(), other.mask.tensors(), strict=False)
+    return repr(one.mask) == repr(other.mask) and all(torch.equal(a, b) for a, b in tensors)
 
 
 def _numbers(attn: AttentionMap, counted: Tensor) -> Tensor:
