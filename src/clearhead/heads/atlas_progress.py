@@ -15,9 +15,9 @@ from typing import Any
 
 from clearhead._files import write_whole
 from clearhead.errors import RecordingError
-from clearhead.heads.tally import Tally
+from clearhead.heads.tally import Tally, added
 
-__all__ = ["Part", "Progress", "added", "together"]
+__all__ = ["Part", "Progress", "together"]
 
 _TALLIES = ("layers", "uniform")
 _NAME = re.compile(r"part-(\d{4,})-(\d{4,})\.json")
@@ -68,11 +68,6 @@ def together(parts: Iterable[Part]) -> Part:
             uniform=added(whole.uniform, part.uniform),
         )
     return whole
-
-
-def added(some: Sequence[Tally], more: Sequence[Tally]) -> tuple[Tally, ...]:
-    """The tallies of both, layer by layer."""
-    return tuple(a + b for a, b in zip(some, more, strict=True))
 
 
 class Progress:

@@ -7,7 +7,7 @@ is rounded before the mean is read; of a float64 number what lies below is dropp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["BINS", "MEASURES", "Measure", "Tally", "exact_sum"]
+__all__ = ["BINS", "MEASURES", "Measure", "Tally", "added", "exact_sum"]
 
 BINS = 256
 LIMBS, LIMB = 6, 32  # numbers are read 32 bits at a time: one limb before the point, and five after it
@@ -147,6 +147,11 @@ class Tally:
         return isinstance(other, Tally) and self.as_dict() == other.as_dict()
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def added(some: Sequence[Tally], more: Sequence[Tally]) -> tuple[Tally, ...]:
+    """The tallies of both, layer by layer."""
+    return tuple(a + b for a, b in zip(some, more, strict=True))
 
 
 def _known(x: float) -> float | None:
