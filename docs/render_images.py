@@ -147,8 +147,16 @@ def eight_thousand_tokens() -> Shot:
     files = sorted((ROOT / "src" / "clearhead").rglob("*.py"))
     text = "".join(file.read_text("utf-8") for file in files)[:60_000]
     places = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-    view = clearhead.look(model, tokenizer, text[: places[8_191][1]], layers=[17])
-    return Shot(view, "#h=17.5&zoom=4300,4640,0.8&wide=1", live=True)
+    return far_in(clearhead.look(model, tokenizer, text[: places[8_191][1]], layers=[17]))
+
+
+def far_in(view: View) -> Shot:
+    """Zoomed in where a word looks at what followed it long before."""
+    attn, words = view.maps[0][0, 5], [n for n, token in enumerate(view.tokens) if token.strip().isalpha()]
+    far = [(*attn[query][64 : query - 200].max(0), query) for query in words if query > 300]
+    _, key, query = max(far)
+    at = f"q={query}&k={int(key) + 64}&zoom={int(key) - 80},{query - 140},1.2"
+    return Shot(view, f"#h=17.5&scale=root&{at}", live=True)
 
 
 def steps_of_a_layer() -> Shot:

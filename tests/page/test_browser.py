@@ -393,6 +393,23 @@ def test_inside_a_frame_of_a_notebook(short: Made, open_page):
     frame = page.frame_locator("iframe")
     frame.locator("#t20").click()
     assert frame.locator("#chips").inner_text().startswith("keeper")
+    frame.locator("#tabs [data-v=matrix]").click()
+    canvas, cells = frame.locator("#canvas"), []
+    for keys in ([], ["Control"]):  # the wheel is the notebook's, until Ctrl or the focus says that the matrix is meant
+        canvas.hover()
+        for key in keys:
+            page.keyboard.down(key)
+        page.mouse.wheel(0, -200)
+        page.wait_for_timeout(100)
+        cells.append(float(canvas.get_attribute("data-cell")))
+    page.keyboard.up("Control")
+    canvas.focus()
+    page.mouse.wheel(0, -200)
+    page.wait_for_timeout(100)
+    assert sorted({*cells, float(canvas.get_attribute("data-cell"))}) == [
+        *cells,
+        float(canvas.get_attribute("data-cell")),
+    ]
     assert complaints == []
     page.close()
 

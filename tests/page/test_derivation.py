@@ -231,3 +231,11 @@ def test_columns_and_the_large_matrix_hide_it(short: Made, show: Show):
         assert not page.is_visible("#steps")
         page.keyboard.press("ArrowLeft"), page.keyboard.press(key)
         assert page.is_visible("[data-step=softmax]")
+
+
+def test_a_long_token_leaves_the_title_its_place(show: Show):
+    page = show(make([*words(20), " " + "-" * 80, *words(4)]), hash="#h=6.2&q=20&k=20").page
+    title, question = (page.locator(name).bounding_box() for name in ("#derivation-title", "#question"))
+    own = page.locator("#derivation-title").evaluate("(title) => title.scrollWidth <= title.clientWidth")
+    assert own
+    assert title["x"] + title["width"] <= question["x"]

@@ -171,6 +171,105 @@ def test_a_pair_by_mouse_and_by_keyboard(page: Any) -> None:
         assert chosen(page) == pair
 
 
+def port(page: Any) -> dict[str, float]:
+    """Which part of the matrix is on the canvas, once that is painted: pixels a cell, and the first cell."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return {name: float(x) for name, x in page.evaluate("({ ...document.querySelector('#canvas').dataset })").items()}
+
+
+def until_zoomed(page: Any, cell: float, larger: bool) -> dict[str, float]:
+    for _ in range(100):
+        at = port(page)
+        if (at["cell"] > cell) if larger else (at["cell"] < cell):
+            return at
+    raise AssertionError(f"a cell takes {at['cell']} pixels still")
+
+
+def middle_of(page: Any, at: dict[str, float], query: int, key: int) -> tuple[float, float]:
+    """Where a cell is on the screen."""
+    box = page.locator("#canvas").bounding_box()
+    across, down = (box[edge] + at[side] for edge, side in (("x", "left"), ("y", "top")))
+    return across + (key + 0.5 - at["x"]) * at["cell"], down + (query + 0.5 - at["y"]) * at["cell"]
+
+
+def test_zoom_and_pan_by_mouse(page: Any) -> None:
+    whole = port(page)
+    where = middle_of(page, whole, 25, 12)
+    page.mouse.move(*where)
+    page.mouse.wheel(0, -600)
+    near = until_zoomed(page, whole["cell"], True)
+    assert middle_of(page, near, 25, 12) == pytest.approx(where, abs=1)  # it grew about the pointer
+    page.mouse.down()
+    page.mouse.move(where[0] + 21, where[1] + 12, steps=3)
+    page.mouse.up()
+    moved = port(page)
+    assert moved["cell"] == near["cell"]
+    assert (near["x"] - moved["x"], near["y"] - moved["y"]) == pytest.approx(
+        (21 / near["cell"], 12 / near["cell"]), abs=0.01
+    )
+    assert chosen(page) == (30, 4)  # a drag is no click
+    page.mouse.wheel(0, 3000)
+    assert until_zoomed(page, near["cell"], False) == whole
+    page.mouse.dblclick(*where)
+    cells = until_zoomed(page, 24.9, True)
+    assert middle_of(page, cells, 25, 12) == pytest.approx(middle_of(page, cells, *chosen(page)), abs=0.01)
+    page.mouse.dblclick(*middle_of(page, cells, 25, 12))
+    assert until_zoomed(page, cells["cell"], False)["cell"] == whole["cell"]
+    page.click("#zoom-in")
+    near = until_zoomed(page, whole["cell"], True)
+    page.click("#zoom-out")
+    assert until_zoomed(page, near["cell"], False)["cell"] == whole["cell"]
+    page.click("#zoom-cells")
+    cells = until_zoomed(page, 24.9, True)
+    page.wait_for_url("**zoom=**")
+    page.click("#zoom-whole")
+    assert until_zoomed(page, cells["cell"], False) == port(page)
+    page.wait_for_url(lambda url: "zoom=" not in url)
+
+
+def test_zoom_by_keyboard(page: Any) -> None:
+    whole = port(page)
+    page.keyboard.press("+")
+    near = until_zoomed(page, whole["cell"], True)
+    assert near["cell"] == pytest.approx(1.5 * whole["cell"])
+    page.keyboard.press("-")
+    assert until_zoomed(page, near["cell"], False)["cell"] == whole["cell"]
+    page.keyboard.press("z")
+    cells = until_zoomed(page, 24.9, True)
+    page.keyboard.press("3")
+    for _ in range(20):
+        page.keyboard.press("ArrowUp")
+    query, key = chosen(page)
+    assert query == 10
+    at = port(page)
+    assert at["y"] <= query  # what is chosen stays in sight
+    assert at["x"] <= key
+    page.keyboard.press("0")
+    assert until_zoomed(page, cells["cell"], False)["cell"] == whole["cell"]
+
+
+def test_zoom_and_pan_with_two_fingers_and_with_one(short: Made, show: Show) -> None:
+    page = show(short, hash=START, touch=True).page
+    whole = port(page)
+    left, top = middle_of(page, whole, 25, 12)
+    session = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *points: tuple[float, float]) -> None:
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": y} for x, y in points]})
+
+    touch("touchStart", (left - 10, top), (left + 10, top))
+    touch("touchMove", (left - 40, top), (left + 40, top))
+    touch("touchEnd")
+    near = until_zoomed(page, whole["cell"], True)
+    assert near["cell"] == pytest.approx(4 * whole["cell"], rel=0.05)
+    assert middle_of(page, near, 25, 12) == pytest.approx((left, top), abs=2)
+    touch("touchStart", (left, top))
+    touch("touchMove", (left + 15, top))
+    touch("touchMove", (left + 30, top))
+    touch("touchEnd")
+    assert near["x"] - port(page)["x"] == pytest.approx(30 / near["cell"], rel=0.2)
+
+
 def test_tab_reaches_every_control(page: Any) -> None:
     page.focus("#theme")
     reached = set()

@@ -10,6 +10,7 @@ import pytest
 
 import clearhead
 from clearhead import View
+from clearhead.page import Payload, render
 
 from .derived import check
 
@@ -23,6 +24,14 @@ TEXT = (
 @pytest.fixture(scope="module")
 def view(smollm2: tuple[Any, Any]) -> View:
     return clearhead.look(*smollm2, TEXT)
+
+
+@pytest.fixture(scope="module")
+def saved(view: View, tmp_path_factory: pytest.TempPathFactory) -> tuple[Payload, Path]:
+    """The page, encoded once, and its file."""
+    page, path = view.page(), tmp_path_factory.mktemp("real") / "page.html"
+    path.write_text(render(page), "utf-8", newline="")
+    return page, path
 
 
 def _opened(open_page: Any, path: Path) -> tuple[Any, list[str]]:
@@ -51,10 +60,10 @@ def _rows(page: Any) -> dict[int, float]:
 @pytest.mark.browser
 @pytest.mark.parametrize(("layer", "head"), [(17, 5), (3, 7), (29, 0)])
 def test_numbers_of_a_selected_head_and_query_equal_pythons(
-    view: View, open_page: Any, tmp_path: Path, layer: int, head: int
+    view: View, saved: tuple[Payload, Path], open_page: Any, layer: int, head: int
 ) -> None:
-    exact = (layer, head) in view.page().exact
-    page, heard = _opened(open_page, view.save(tmp_path / "page.html"))
+    exact = (layer, head) in saved[0].exact
+    page, heard = _opened(open_page, saved[1])
     page.click(f"[data-head='{layer}.{head}']")
     page.locator("#head-title", has_text=f"Layer {layer} · head {head}").wait_for()
     for query in (len(view.tokens) - 3, 40):
@@ -71,10 +80,11 @@ def test_numbers_of_a_selected_head_and_query_equal_pythons(
 
 @pytest.mark.browser
 def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_call(
-    view: View, open_page: Any, tmp_path: Path
+    view: View, saved: tuple[Payload, Path], open_page: Any
 ) -> None:
-    page, heard = _opened(open_page, view.save(tmp_path / "page.html"))
-    (layer, head), attn = view.page().exact[0], view.maps[view.page().exact[0][0]][0]
+    page, heard = _opened(open_page, saved[1])
+    layer, head = saved[0].exact[0]
+    attn = view.maps[layer][0]
     page.click(f"[data-head='{layer}.{head}']")
     page.locator("#head-title", has_text=f"Layer {layer} · head {head}").wait_for()
     group = head // (attn.q.shape[0] // attn.k.shape[0])
@@ -88,7 +98,7 @@ def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_c
             )
             seen = slice(query + 1)
             check(page, q[query], k[seen], v[seen], float(attn.scale), query, key)
-    left_out = next(h for h in view.heads() if (h.layer, h.head) not in view.page().exact)
+    left_out = next(h for h in view.heads() if (h.layer, h.head) not in saved[0].exact)
     page.click(f"[data-head='{left_out.layer}.{left_out.head}']")
     page.locator("#steps", has_text="needs q and k of this head").wait_for()
     budget = int(re.search(r"budget=([\d_]+)", page.inner_text("#steps"))[1])
@@ -98,8 +108,8 @@ def test_the_derivation_of_an_exact_head_is_pythons_and_another_head_names_the_c
 
 
 @pytest.mark.browser
-def test_all_270_heads_can_be_chosen(view: View, open_page: Any, tmp_path: Path) -> None:
-    page, heard = _opened(open_page, view.save(tmp_path / "page.html"))
+def test_all_270_heads_can_be_chosen(saved: tuple[Payload, Path], open_page: Any) -> None:
+    page, heard = _opened(open_page, saved[1])
     assert page.locator("[data-head]").count() == 270
     page.click("#t50")
     for layer, head in ((0, 0), (9, 8), (20, 4), (29, 8)):

@@ -57,11 +57,12 @@ export function paintTicks(context, { i0, i1, j0, j1 }) {
     context.textAlign = "right";
     if (!queryShown || y < atQuery - 12 || y > atQuery + 22) context.fillText(grouped(i), MARGIN.left - 7, y);
   }
+  const room = Math.max(26, 6 + context.measureText(grouped(j1)).width); // two numbers of that many digits, and a gap
   for (let j = Math.ceil(j0 / step) * step; j < j1; j += step) {
     const x = across(j) + half;
     (context.moveTo(x, MARGIN.top - 4), context.lineTo(x, MARGIN.top));
     context.textAlign = "center";
-    if (!keyShown || Math.abs(x - atKey) > 26) context.fillText(grouped(j), x, MARGIN.top - 11);
+    if (!keyShown || Math.abs(x - atKey) > room) context.fillText(grouped(j), x, MARGIN.top - 11);
   }
   context.stroke();
   if (queryShown) {

@@ -6,7 +6,8 @@ const LARGEST = 64; // CSS pixels a cell
 export const MARGIN = { left: 62, top: 52, right: 8, bottom: 6 };
 export const port = { x: 0, y: 0, size: 0 };
 export const frame = { width: 0, height: 0 };
-let whole = 0; // the size at which everything fits
+let whole = 0, // the size at which everything fits
+  wholeTop = MARGIN.top; // and the margin above it then
 
 // Of the whole matrix: how many queries, how many keys.
 const counts = () => [queryText().n, keyText().n];
@@ -38,12 +39,17 @@ export function measure() {
   const box = $("#canvas-frame");
   [frame.width, frame.height] = [box.clientWidth, box.clientHeight];
   whole = wholeSize();
+  wholeTop = MARGIN.top;
   setPort(view.zoom || { x: 0, y: 0, size: whole });
 }
 
+// Upright words need more room.
+/** @param {number} size */
+const marginAt = (size) => (size <= whole ? wholeTop : upright(size) ? 64 : 52);
+
 export function setPort({ x, y, size }) {
   port.size = clamp(size, whole, Math.max(LARGEST, whole));
-  if (port.size > whole) MARGIN.top = upright() ? 64 : 52;
+  MARGIN.top = marginAt(port.size);
   const [width, height] = area(),
     [rows, columns] = counts();
   port.x = clamp(x, 0, Math.max(0, columns - width / port.size));
@@ -53,12 +59,13 @@ export function setPort({ x, y, size }) {
   emit("zoom");
 }
 
-// Larger or smaller about a point of the canvas, which stays where it is.
-export function zoomAt(size, left = MARGIN.left + area()[0] / 2, top = MARGIN.top + area()[1] / 2) {
-  const j = port.x + (left - MARGIN.left) / port.size,
-    i = port.y + (top - MARGIN.top) / port.size;
+// Larger or smaller about a point of the canvas: what was there is then `left` and `top`.
+/** @param {number} size @param {number} left @param {number} top @param {number[]} from */
+export function zoomAt(size, left, top, from = [left, top]) {
+  const j = port.x + (from[0] - MARGIN.left) / port.size,
+    i = port.y + (from[1] - MARGIN.top) / port.size;
   const next = clamp(size, whole, LARGEST);
-  setPort({ x: j - (left - MARGIN.left) / next, y: i - (top - MARGIN.top) / next, size: next });
+  setPort({ x: j - (left - MARGIN.left) / next, y: i - (top - marginAt(next)) / next, size: next });
 }
 
 export const showWhole = () => setPort({ x: 0, y: 0, size: whole });

@@ -64,7 +64,7 @@ function startPointers(canvas, click) {
     const after = [...pointers.values()];
     if (after.length === 2) {
       const [left, top] = between(after);
-      zoomAt((port.size * apart(after)) / Math.max(1, apart(before)), left, top);
+      zoomAt((port.size * apart(after)) / Math.max(1, apart(before)), left, top, between(before));
     } else if (after.length === 1 && view.zoom) {
       canvas.classList.add("dragged");
       setPort({ x: port.x - (is[0] - was[0]) / port.size, y: port.y - (is[1] - was[1]) / port.size, size: port.size });
