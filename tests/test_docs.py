@@ -98,7 +98,7 @@ def test_readme_code_runs(zoo: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 # --- commands ------------------------------------------------------------------------------------------------------
 
-NEVER = re.compile(r"serve|--live|bench|train")  # they wait for Ctrl-C, or take minutes
+NEVER = re.compile(r"serve|--live|bench|train|importance(?!.*--heads)")  # they wait for Ctrl-C, or take minutes
 CHEAP = re.compile(r"clearhead (?:models|learn|check|cost|--|[a-z]+ --help)")
 
 
