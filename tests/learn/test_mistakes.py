@@ -39,6 +39,7 @@ def hide(scores: Tensor, hidden: Tensor | None = None, low: float = -math.inf) -
 def normalised(e: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
+
 # --- lesson 1 ------------------------------------------------------------------------------------------------------
 
 
