@@ -303,6 +303,16 @@ def test_lesson_8_builds_an_induction_head_of_two_and_measures_it(without_model:
     assert run.values["answers"] == {"1": [0.1429] * 7, "2": 2, "3": pytest.approx(0, abs=0.02)}
 
 
+def test_lesson_9_tells_weight_from_what_it_does(without_model: Any) -> None:
+    run = without_model(9)
+    assert "both heads: 5 of 5 right" in run.said
+    assert "the first looks everywhere: 0 of 5 right" in run.said
+    assert run.values["row"].sum() == pytest.approx(1)
+    assert run.values["answers"]["1"] == [1.0]
+    assert run.values["answers"]["2"] < 1e-6
+    assert run.values["answers"]["3"] == pytest.approx(1 - 0.75**30, abs=1e-4)
+
+
 # --- how they are rendered -----------------------------------------------------------------------------------------
 
 

@@ -543,89 +543,6 @@ WRONG["MultiHeadAttention"] = {
     "keys that ask": ("W_query makes q", keys_that_ask),
 }
 
-# --- lesson 8 ------------------------------------------------------------------------------------------------------
-
-
-def below(w: Tensor) -> Tensor:
-    return w.diagonal(-1, 1, 2)
-
-
-def before(ids: Tensor, first: int = 1) -> Tensor:
-    """(T, T) True where the word before the key is the query's, at least `first` words back."""
-    T = len(ids)
-    return torch.tensor([[s > 0 and bool(ids[s - 1] == ids[t]) and t - s >= first for s in range(T)] for t in range(T)])
-
-
-def on(w: Tensor, pairs: Tensor) -> Tensor:
-    return (w * pairs).sum(-1)[:, pairs.any(-1)].mean(-1)
-
-
-def by_pairs(w: Tensor, ids: Tensor) -> Tensor:
-    shares: dict[int, Tensor] = {}
-    for t in range(len(ids)):
-        for s in range(1, t):
-            if ids[s - 1] == ids[t]:
-                shares[t] = shares.get(t, torch.zeros(len(w))) + w[:, t, s]
-    return torch.stack(list(shares.values())).mean(0)
-
-
-def copies(ids: Tensor) -> Tensor:
-    return (ids[:, None] == ids).tril(-1)
-
-
-def twins(ids: Tensor) -> Tensor:
-    return (ids[:, None] == ids) & ~torch.eye(len(ids), dtype=torch.bool)
-
-
-def nearest(pairs: Tensor) -> Tensor:
-    return pairs & (pairs.flip(-1).cumsum(-1) == 1).flip(-1)
-
-
-def gone(w: Tensor) -> Tensor:
-    return w * (torch.arange(w.shape[-1]) > 0)
-
-
-RIGHT["previous_score"] = {
-    "loops": lambda w: torch.stack([sum(one[t, t - 1] for t in range(1, len(one))) / (len(one) - 1) for one in w]),
-    "a part's diagonal": lambda w: w[:, 1:, :-1].diagonal(0, 1, 2).mean(-1),
-    "by a mask": lambda w: (w * torch.eye(w.shape[-1]).roll(-1, 1)).tril(-1).sum((1, 2)) / (w.shape[-1] - 1),
-}
-WRONG["previous_score"] = {
-    "the next": ("below the diagonal", lambda w: w.diagonal(1, 1, 2).mean(-1)),
-    "itself": ("gives to itself", lambda w: w.diagonal(0, 1, 2).mean(-1)),
-    "by all words": ("divided by T", lambda w: below(w).sum(-1) / w.shape[-1]),
-    "summed": ("sum over words", lambda w: below(w).sum(-1)),
-    "over heads": ("Heads differ", lambda w: below(w).mean()),
-    "the first column": ("to the first word of all", lambda w: w[:, 1:, 0].mean(-1)),
-}
-RIGHT["induction_score"] = {
-    "loops": by_pairs,
-    "copies moved by one": lambda w, ids: on(w, F.pad(copies(ids)[:, :-1], (1, 0)).bool().tril(-1)),
-}
-WRONG["induction_score"] = {
-    "copies": ("the copies themselves", lambda w, ids: on(w, copies(ids))),
-    "before the copy": ("what came before the copy", lambda w, ids: on(w, F.pad(copies(ids)[:, 1:], (0, 1)))),
-    "all words": ("leave them out", lambda w, ids: (w * before(ids)).sum(-1).mean(-1)),
-    "summed": ("sum over words", lambda w, ids: (w * before(ids)).sum((1, 2))),
-    "a pair each": ("counts once", lambda w, ids: (w * before(ids)).sum((1, 2)) / before(ids).sum()),
-    "later ones": ("before the query", lambda w, ids: on(w, F.pad(twins(ids)[:, :-1], (1, 0)))),
-    "not before the query": ("s < t", lambda w, ids: on(w, before(ids, -len(ids)))),
-    "the nearest": ("Only one earlier copy", lambda w, ids: on(w, nearest(before(ids)))),
-    "over heads": ("Heads differ", lambda w, ids: on(w, before(ids)).mean()),
-}
-RIGHT["without_sink"] = {
-    "clamped": lambda w: gone(w) / gone(w).sum(-1, keepdim=True).clamp(min=1e-30),
-    "nan to 0": lambda w: normalised(gone(w)).nan_to_num(),
-    "the rest by what the sink left": lambda w: torch.cat([gone(w)[:, :1], gone(w)[:, 1:] / (1 - w[:, 1:, :1])], 1),
-}
-WRONG["without_sink"] = {
-    "not shared": ("no longer add up", gone),
-    "0 / 0": ("0 / 0", lambda w: normalised(gone(w))),
-    "cut": ("Keep the shape", lambda w: normalised(w[:, 1:, 1:])),
-    "the first row kept": ("all of it is 0", lambda w: torch.cat([w[:, :1], normalised(gone(w)[:, 1:])], 1)),
-    "columns": ("Each column adds up", lambda w: (gone(w) / gone(w).sum(-2, keepdim=True)).nan_to_num()),
-}
-
 # --- lesson 6 ------------------------------------------------------------------------------------------------------
 
 
@@ -791,6 +708,144 @@ WRONG["linear_attention"] = {
     "keys only": ("queries and of keys", lambda q, k, v: linear(q, phi(k), v)),
     "softmax": ("no softmax", lambda q, k, v: softmax(hide(q @ k.T / q.shape[1] ** 0.5)) @ v),
     "without itself": ("end before the word itself", lambda q, k, v: linear(phi(q), phi(k), v, -1)),
+}
+
+# --- lesson 8 ------------------------------------------------------------------------------------------------------
+
+
+def below(w: Tensor) -> Tensor:
+    return w.diagonal(-1, 1, 2)
+
+
+def before(ids: Tensor, first: int = 1) -> Tensor:
+    """(T, T) True where the word before the key is the query's, at least `first` words back."""
+    T = len(ids)
+    return torch.tensor([[s > 0 and bool(ids[s - 1] == ids[t]) and t - s >= first for s in range(T)] for t in range(T)])
+
+
+def on(w: Tensor, pairs: Tensor) -> Tensor:
+    return (w * pairs).sum(-1)[:, pairs.any(-1)].mean(-1)
+
+
+def by_pairs(w: Tensor, ids: Tensor) -> Tensor:
+    shares: dict[int, Tensor] = {}
+    for t in range(len(ids)):
+        for s in range(1, t):
+            if ids[s - 1] == ids[t]:
+                shares[t] = shares.get(t, torch.zeros(len(w))) + w[:, t, s]
+    return torch.stack(list(shares.values())).mean(0)
+
+
+def copies(ids: Tensor) -> Tensor:
+    return (ids[:, None] == ids).tril(-1)
+
+
+def twins(ids: Tensor) -> Tensor:
+    return (ids[:, None] == ids) & ~torch.eye(len(ids), dtype=torch.bool)
+
+
+def nearest(pairs: Tensor) -> Tensor:
+    return pairs & (pairs.flip(-1).cumsum(-1) == 1).flip(-1)
+
+
+def gone(w: Tensor) -> Tensor:
+    return w * (torch.arange(w.shape[-1]) > 0)
+
+
+RIGHT["previous_score"] = {
+    "loops": lambda w: torch.stack([sum(one[t, t - 1] for t in range(1, len(one))) / (len(one) - 1) for one in w]),
+    "a part's diagonal": lambda w: w[:, 1:, :-1].diagonal(0, 1, 2).mean(-1),
+    "by a mask": lambda w: (w * torch.eye(w.shape[-1]).roll(-1, 1)).tril(-1).sum((1, 2)) / (w.shape[-1] - 1),
+}
+WRONG["previous_score"] = {
+    "the next": ("below the diagonal", lambda w: w.diagonal(1, 1, 2).mean(-1)),
+    "itself": ("gives to itself", lambda w: w.diagonal(0, 1, 2).mean(-1)),
+    "by all words": ("divided by T", lambda w: below(w).sum(-1) / w.shape[-1]),
+    "summed": ("sum over words", lambda w: below(w).sum(-1)),
+    "over heads": ("Heads differ", lambda w: below(w).mean()),
+    "the first column": ("to the first word of all", lambda w: w[:, 1:, 0].mean(-1)),
+}
+RIGHT["induction_score"] = {
+    "loops": by_pairs,
+    "copies moved by one": lambda w, ids: on(w, F.pad(copies(ids)[:, :-1], (1, 0)).bool().tril(-1)),
+}
+WRONG["induction_score"] = {
+    "copies": ("the copies themselves", lambda w, ids: on(w, copies(ids))),
+    "before the copy": ("what came before the copy", lambda w, ids: on(w, F.pad(copies(ids)[:, 1:], (0, 1)))),
+    "all words": ("leave them out", lambda w, ids: (w * before(ids)).sum(-1).mean(-1)),
+    "summed": ("sum over words", lambda w, ids: (w * before(ids)).sum((1, 2))),
+    "a pair each": ("counts once", lambda w, ids: (w * before(ids)).sum((1, 2)) / before(ids).sum()),
+    "later ones": ("before the query", lambda w, ids: on(w, F.pad(twins(ids)[:, :-1], (1, 0)))),
+    "not before the query": ("s < t", lambda w, ids: on(w, before(ids, -len(ids)))),
+    "the nearest": ("Only one earlier copy", lambda w, ids: on(w, nearest(before(ids)))),
+    "over heads": ("Heads differ", lambda w, ids: on(w, before(ids)).mean()),
+}
+RIGHT["without_sink"] = {
+    "clamped": lambda w: gone(w) / gone(w).sum(-1, keepdim=True).clamp(min=1e-30),
+    "nan to 0": lambda w: normalised(gone(w)).nan_to_num(),
+    "the rest by what the sink left": lambda w: torch.cat([gone(w)[:, :1], gone(w)[:, 1:] / (1 - w[:, 1:, :1])], 1),
+}
+WRONG["without_sink"] = {
+    "not shared": ("no longer add up", gone),
+    "0 / 0": ("0 / 0", lambda w: normalised(gone(w))),
+    "cut": ("Keep the shape", lambda w: normalised(w[:, 1:, 1:])),
+    "the first row kept": ("all of it is 0", lambda w: torch.cat([w[:, :1], normalised(gone(w)[:, 1:])], 1)),
+    "columns": ("Each column adds up", lambda w: (gone(w) / gone(w).sum(-2, keepdim=True)).nan_to_num()),
+}
+
+# --- lesson 9 ------------------------------------------------------------------------------------------------------
+
+
+def side_by_side(z: Tensor, h: int, keep: bool = False) -> Tensor:
+    return merged(alone(z, h, keep)[None])[0]
+
+
+def alone(z: Tensor, h: int, keep: bool = False) -> Tensor:
+    return z * ((torch.arange(len(z)) == h) == keep)[:, None, None]
+
+
+def layers_of(w: Tensor, identity: float = 0.5, of_mean: float = 0.5) -> list[Tensor]:
+    return list(w.mean(1) * of_mean + torch.eye(w.shape[-1]) * identity)
+
+
+def chained(layers: list[Tensor]) -> Tensor:
+    return torch.linalg.multi_dot(layers[::-1]) if len(layers) > 1 else layers[0]
+
+
+RIGHT["without_head"] = {
+    "merged": lambda z, W, h: side_by_side(z, h) @ W,
+    "a sum over heads": lambda z, W, h: sum(z[n] @ W.view(len(z), -1, W.shape[1])[n] for n in range(len(z)) if n != h),
+    "all less the one": lambda z, W, h: merged(z[None])[0] @ W - side_by_side(z, h, keep=True) @ W,
+}
+WRONG["without_head"] = {
+    "it alone": ("h is taken out", lambda z, W, h: side_by_side(z, h, keep=True) @ W),
+    "all": ("All heads are still there", lambda z, W, h: merged(z[None])[0] @ W),
+    "counted from 1": ("Heads count from 0", lambda z, W, h: side_by_side(z, h - 1) @ W),
+    "not turned": ("turn first", lambda z, W, h: alone(z, h).reshape(z.shape[1], -1) @ W),
+    "made up for": ("a gap", lambda z, W, h: side_by_side(z, h) @ W * len(z) / (len(z) - 1)),
+}
+RIGHT["brought"] = {
+    "a diagonal matrix": lambda w, v: w @ torch.diag_embed(v.norm(dim=-1)),
+    "the norms of what is brought": lambda w, v: (w[..., None] * v[:, None]).norm(dim=-1),
+}
+WRONG["brought"] = {
+    "squares": ("sizes are squared", lambda w, v: w * v.square().sum(-1)[:, None]),
+    "sums": ("added up", lambda w, v: w * v.sum(-1)[:, None]),
+    "rows of 1": ("need not", lambda w, v: normalised(w * v.norm(dim=-1)[:, None])),
+    "of the mix": ("whole mix", lambda w, v: (w @ v).norm(dim=-1)),
+}
+RIGHT["rollout"] = {
+    "chained": lambda w: chained(layers_of(w)),
+    "rows from the last layer down": lambda w: chained([A.T for A in layers_of(w)[::-1]]).T,
+}
+WRONG["rollout"] = {
+    "turned round": ("wrong way round", lambda w: chained(layers_of(w)[::-1])),
+    "no residual": ("Take half of the identity", lambda w: chained(layers_of(w, 0, 1))),
+    "not halved": ("not halved", lambda w: chained(layers_of(w, 1, 1))),
+    "heads added up": ("take their mean", lambda w: chained(layers_of(w, 0.5, 0.5 * w.shape[1]))),
+    "the last layer": ("This is one layer", lambda w: layers_of(w)[-1]),
+    "an average": ("Layers are averaged", lambda w: torch.stack(layers_of(w)).mean(0)),
+    "number by number": ("product of matrices", lambda w: torch.stack(layers_of(w)).prod(0)),
 }
 
 # --- the tests -----------------------------------------------------------------------------------------------------

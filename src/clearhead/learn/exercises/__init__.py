@@ -16,6 +16,7 @@ NAMES: dict[int, tuple[str, ...]] = {
     6: ("cross_attention", "padded_weights", "alignment_share"),
     7: ("window_weights", "merge_parts", "linear_attention"),
     8: ("previous_score", "induction_score", "without_sink"),
+    9: ("without_head", "brought", "rollout"),
 }
 
 
