@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError
-from clearhead.heads.roles import LayerScores, pooled, score_layer
+from clearhead.heads.roles import LayerScores, Scorer, pooled
 from clearhead.heads.table import Head, HeadTable
 from clearhead.recording import record
 from clearhead.tokens import encode
@@ -86,7 +86,8 @@ def score_recording(recording: Iterable[Any], ids: Tensor) -> list[LayerScores]:
 
     Several texts are one by `heads.roles.pooled`, a layer at a time.
     """
-    return [score_layer(attn[0], ids.to(attn.device)) for attn in recording]
+    score = Scorer(ids)
+    return [score(attn[0]) for attn in recording]
 
 
 def _read(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[LayerScores]:
