@@ -17,8 +17,8 @@ from torch import Tensor
 from clearhead._files import write_whole
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError
-from clearhead.heads.relations import near_patches
-from clearhead.heads.roles import Head, HeadTable, LayerScores, score_cross, score_layer
+from clearhead.heads.pairs import near_patches
+from clearhead.heads.roles import Head, HeadTable, LayerScores, Scorer, score_cross
 from clearhead.kernels.tiles import Reducer
 from clearhead.maps import reductions as reduce
 from clearhead.maps.base import AttentionMap
@@ -70,6 +70,7 @@ class View:
         self.sides = list(sides) or [""] * len(maps)
         self._report = on_progress
         self._finders, self._terms = finders, dict[int, Terms]()
+        self._scorers: dict[int, Scorer] = {}  # by text
         self._scores: list[LayerScores] = []
         self._pictures: list[Any] = []
         self._strong: list[StrongWeights] = []
@@ -255,11 +256,13 @@ class View:
         """The scores that make sense between these queries and keys."""
         if self.sides[n] == "cross":
             return score_cross(heads, *more)
-        text = self.texts[ENDS[self.sides[n]][1]]
-        ids, picture = text.ids.to(heads.device), text.picture
-        if picture is None:
-            return score_layer(heads, ids, *more)
-        return score_layer(heads, ids, *more, near=near_patches(picture.first, picture.rows, picture.columns))
+        which = ENDS[self.sides[n]][1]
+        if which not in self._scorers:
+            text = self.texts[which]
+            place = text.picture
+            near = near_patches(place.first, place.rows, place.columns, len(text)) if place else None
+            self._scorers[which] = Scorer(text.ids, pieces=text.pieces, near=near)
+        return self._scorers[which](heads, *more)
 
     def _check_finite(self, scores: LayerScores) -> None:
         bad = [head.label for head in scores.heads(self.layers[len(self._scores)]) if not math.isfinite(head.entropy)]

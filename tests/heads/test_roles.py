@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead import DenseMap, ShapeError, SoftmaxMap, masks
-from clearhead.heads import ROLES, Head, HeadTable, role_of
+from clearhead.heads import ROLES, Head, HeadTable, Judgement, Scorer, Tokens, judge, role_of
 from clearhead.heads.roles import LayerScores, score_cross, score_layer
 from clearhead.masks import MaskRule
 
@@ -144,12 +144,48 @@ def test_one_uniform_head_serves_all_that_see_the_same_keys(ids: Tensor) -> None
     assert one["previous"] < two["previous"]
 
 
-def test_role_thresholds() -> None:
-    assert role_of({"previous": 0.25, "sink": 0.9}, {}) == "previous"
-    assert role_of({"previous": 0.24, "sink": 0.7, "broad": 0.9}, {}) == "sink"
-    assert role_of({"sink": 0.6, "broad": 0.6}, {}) == "broad"
-    assert role_of({"sink": 0.5, "broad": 0.5}, {}) == "sink"
-    assert role_of({"sink": 0.49, "broad": None}, {}) == "other"
+@pytest.mark.parametrize(
+    ("scores", "baselines", "role"),
+    [
+        ({"previous": 0.25, "sink": 0.49}, {}, "previous"),
+        ({"previous": 0.25, "sink": 0.5}, {}, "sink"),  # rests twice as much as it looks back
+        ({"previous": 0.24, "sink": 0.7, "broad": 0.83}, {}, "sink"),
+        ({"sink": 0.6, "broad": 0.73}, {}, "broad"),
+        ({"sink": 0.49, "broad": None}, {}, "other"),
+        ({"sink": 0.45}, {"sink": 0.04}, "sink"),  # of about a hundred tokens
+        ({"sink": 0.44}, {"sink": 0.04}, "other"),
+        ({"sink": 0.19}, {"sink": 0.0012}, "sink"),  # of 7,658
+        ({"sink": 0.18}, {"sink": 0.0012}, "other"),
+    ],
+)
+def test_role_thresholds(scores: dict[str, float | None], baselines: dict[str, float], role: str) -> None:
+    assert role_of(scores, baselines) == role
+
+
+def test_confidence_is_the_distance_to_the_next_role() -> None:
+    assert judge({"previous": 0.25}, {}).confidence == 0
+    assert judge({"previous": 1.0}, {}).confidence == 0.75
+    assert judge({"previous": 0.5, "broad": 0.9}, {}) == Judgement("previous", "", pytest.approx(0.25))
+    assert judge({"previous": 0.2}, {}) == Judgement("other", "", pytest.approx(0.2))
+    assert judge({}, {}) == Judgement("other", "", 1.0)
+
+
+def test_details_say_what_a_role_is_more_exactly(ids: Tensor) -> None:
+    t, s = torch.arange(T)[:, None], torch.arange(T)
+    assert score((t - s == 3) & (t >= 0), ids)[1].detail == "offset -3"
+    _, head = score(t - s == 1, ids)
+    assert (head.role, head.detail) == ("previous", "")
+    pieces = [" ." if n % 10 == 7 else " word" for n in range(T)]
+    stops = (s % 10 == 7) & (t >= s)
+    scores = Scorer(ids, pieces=pieces)(looking_at(stops, mask=CAUSAL)[0])
+    (head,) = scores.heads(0)
+    assert head.detail == "delimiter"
+    assert head.details["delimiter"] == pytest.approx(
+        (stops & (t != s)).float().sum(-1).div(stops.sum(-1).clamp(min=1)).mean()
+    )
+    parsed = Tokens(ids).pairs([(n, n - 5) for n in range(5, T)])
+    scores = Scorer(ids, given={"nsubj": parsed})(looking_at(t - s == 5, mask=CAUSAL)[0])
+    assert scores.heads(0)[0].detail == "nsubj"
 
 
 def test_trap_27_on_a_short_text_a_role_must_beat_the_uniform_head() -> None:

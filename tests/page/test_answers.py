@@ -210,11 +210,11 @@ def test_whatever_ends_the_reading_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     late = looked_at(mask=masks.causal())
     answers = late.answers()
 
-    def fails(*args: object) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
         raise MemoryError("no room for it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(view_module, "score_layer", fails)
+        patch.setattr(view_module, "Scorer", fails)
         with pytest.raises(MemoryError):
             late.heads()
     assert json.loads(answers.part("heads", {"have": "0"}))["failed"] == "no room for it"

@@ -45,11 +45,13 @@ def facts(heads: HeadTable, model: str) -> dict[str, Any]:
 
 
 def _fact(head: Head) -> dict[str, Any]:
-    tables = {"scores": head.scores, "baselines": head.baselines, "probe": head.probe}
+    tables = {"scores": head.scores, "baselines": head.baselines, "details": head.details, "probe": head.probe}
     return {
         "layer": head.layer,
         "head": head.head,
         "role": head.role,
+        "detail": head.detail,
+        "confidence": finite(head.confidence),
         **{name: {score: finite(value) for score, value in table.items()} for name, table in tables.items()},
         "entropy": finite(head.entropy),
         "distance": finite(head.distance),
@@ -62,8 +64,8 @@ def _print(heads: HeadTable, model: str, texts: int, strongest: int) -> None:
     what = "1 text" if texts == 1 else f"{texts} texts"
     out.print(f"{plain(model)}: {layers} layers, {len(heads)} heads, on {what}", soft_wrap=True)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for heading in ("Role", "Heads", "Head", "Score", "Uniform", "Entropy", "Induction on repeated tokens"):
-        table.add_column(heading, justify="left" if heading in ("Role", "Head") else "right")
+    for heading in ("Role", "Heads", "Head", "Score", "Uniform", "Clear", "Entropy", "Repeats", "More exactly"):
+        table.add_column(heading, justify="left" if heading in ("Role", "Head", "More exactly") else "right")
     for role, count in heads.counts().items():
         shown = heads.strongest(role, strongest)
         for n, head in enumerate(shown):
@@ -71,9 +73,12 @@ def _print(heads: HeadTable, model: str, texts: int, strongest: int) -> None:
         if not shown:
             table.add_row(role, str(count))
     terminal.print_table(out, table)
+    out.print("Clear: 0 at the edge to another role, 1 far from it. Entropy in nats.", soft_wrap=True)
+    out.print("Repeats: induction score on repeated random tokens.", soft_wrap=True)
 
 
 def _columns(head: Head) -> list[Text]:
     own = (head.scores.get(head.role), head.baselines.get(head.role))
-    numbers = [*own, head.entropy, head.probe.get("induction")]
-    return [Text(head.label), *(Text("-" if value is None else f"{value:.2f}") for value in numbers)]
+    numbers = [*own, head.confidence, head.entropy, head.probe.get("induction")]
+    shown = (Text("-" if value is None else f"{value:.2f}") for value in numbers)
+    return [Text(head.label), *shown, Text(head.detail)]

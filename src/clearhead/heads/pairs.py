@@ -7,46 +7,64 @@ in a relation between words) is nobody's prediction.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from clearhead._checks import describe
 from clearhead.errors import ShapeError
+from clearhead.maps.expected import Expected
 
-__all__ = ["Pairs", "Tokens", "aligned"]
+__all__ = ["Pairs", "Tokens", "aligned", "is_delimiter", "near_patches"]
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Pairs of query and key units; each of these is one or more tokens.
 
-    q, k: (N,) units. queries: (T,), keys: (S,) the unit of each token, -1 for those of none.
+    expected: which key units each query unit expects. queries: (T,), keys: (S,) the unit of each token, -1 for those of
+    none.
     """
 
     name: str
-    q: Tensor
-    k: Tensor
+    expected: Expected
     queries: Tensor
     keys: Tensor
 
-    def __post_init__(self) -> None:
-        if self.q.shape != self.k.shape or self.q.ndim != 1:
-            raise ShapeError(f"pairs {self.name!r}: q {describe(self.q)} and k {describe(self.k)} must be lists alike.")
-        for what, at, units in (("query", self.q, self.queries), ("key", self.k, self.keys)):
-            last = int(units.max()) if units.numel() else -1
-            if at.numel() and (int(at.min()) < 0 or int(at.max()) > last):
+    @classmethod
+    def listed(cls, name: str, pairs: Iterable[tuple[int, int]], queries: Tensor, keys: Tensor) -> Pairs:
+        """Pairs (query unit, key unit), in any order; one that is there twice counts once."""
+        q, k = torch.tensor(sorted(set(pairs)), dtype=torch.long).reshape(-1, 2).T.contiguous()
+        last = [int(units.max()) if units.numel() else -1 for units in (queries, keys)]
+        for what, at, most in (("query", q, last[0]), ("key", k, last[1])):
+            if at.numel() and (int(at.min()) < 0 or int(at.max()) > most):
                 raise ShapeError(
-                    f"pairs {self.name!r}: a {what} in [{int(at.min())}, {int(at.max())}]; there are 0 to {last}."
+                    f"pairs {name!r}: a {what} in [{int(at.min())}, {int(at.max())}]; there are 0 to {most}."
                 )
+        units = torch.arange(last[0] + 1)
+        ends = torch.searchsorted(q, units), torch.searchsorted(q, units, right=True)
+        return cls(name, Expected(k, *ends), queries, keys)
+
+    @property
+    def q(self) -> Tensor:
+        """The query unit of each pair, (N,)."""
+        return self.expected.pairs(0, len(self.expected.start))[0]
+
+    @property
+    def k(self) -> Tensor:
+        """The key unit of each pair, (N,)."""
+        return self.expected.pairs(0, len(self.expected.start))[1]
 
     def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
         """The pairs of tokens that these are: number of the pair, query and key, each (M,)."""
-        pair, t = _members(self.q, self.queries)
-        again, s = _members(self.k[pair], self.keys)
+        q, k = self.expected.pairs(0, len(self.expected.start))
+        pair, t = _members(q, self.queries)
+        again, s = _members(k[pair], self.keys)
         return pair[again], t[again], s
 
     def __repr__(self) -> str:
@@ -57,11 +75,8 @@ def _members(wanted: Tensor, unit_of: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens of each wanted unit, side by side: which wanted one it is, and the token."""
     order = torch.argsort(unit_of, stable=True)
     wanted, units = wanted.contiguous(), unit_of[order].contiguous()
-    start, stop = torch.searchsorted(units, wanted), torch.searchsorted(units, wanted, right=True)
-    count = stop - start
-    which = torch.repeat_interleave(torch.arange(wanted.numel()), count)
-    within = torch.arange(which.numel()) - (count.cumsum(0) - count)[which]
-    return which, order[start[which] + within]
+    ends = torch.searchsorted(units, wanted), torch.searchsorted(units, wanted, right=True)
+    return Expected(order, *ends).pairs(0, len(wanted))
 
 
 class Tokens:
@@ -104,59 +119,59 @@ class Tokens:
 
     def offset(self, o: int) -> Pairs:
         """The key o tokens after the query (before it, where o < 0)."""
-        n = len(self)
-        t = torch.arange(n)[max(0, -o) : max(0, n - o)]
-        return self._pairs(f"offset({o})", t, t + o)
+        return self._range(f"offset({o})", o, o)
 
     def previous(self) -> Pairs:
         """The token before the query."""
-        return self._named("previous", self.offset(-1))
+        return self._range("previous", -1, -1)
 
     def next(self) -> Pairs:
         """The token after the query."""
-        return self._named("next", self.offset(1))
+        return self._range("next", 1, 1)
 
     def itself(self) -> Pairs:
         """The query."""
-        return self._named("self", self.offset(0))
+        return self._range("self", 0, 0)
 
     def first(self) -> Pairs:
         """The first token, of every query after it."""
-        t = torch.arange(1, max(1, len(self)))
-        return self._pairs("first", t, torch.zeros_like(t))
+        return self._to("first", torch.zeros(min(1, len(self)), dtype=torch.long))
 
     def window(self, w: int) -> Pairs:
         """The last w tokens, the query itself counted."""
-        t, back = torch.arange(len(self))[:, None], torch.arange(w)
-        t, s = torch.broadcast_tensors(t, t - back)  # type: ignore[no-untyped-call]
-        return self._pairs(f"window({w})", t[s >= 0], s[s >= 0])
+        return self._range(f"window({w})", 1 - w, 0)
+
+    def near(self, most: int, *, least: int = 0) -> Pairs:
+        """The tokens `least` to `most` away, on either side."""
+        return self._range(f"near({least}, {most})", -most, most, but=tuple(range(1 - least, least)))
 
     # --- by what stands there -------------------------------------------------------------------------------------
 
-    def same_token(self, *, nearest: bool = False) -> Pairs:
-        """Earlier copies of the query token; only the nearest, if asked for."""
-        later, earlier = self._copies(nearest)
-        return self._pairs("same token (nearest)" if nearest else "same token", later, earlier)
+    def same_token(self, *, nearest: bool = False, later: bool = False) -> Pairs:
+        """Earlier copies of the query token; only the nearest, or the later ones too, if asked for."""
+        order, begin, place, end = self._copies
+        if nearest:
+            return self._pairs("same token (nearest)", Expected(order, torch.maximum(begin, place - 1), place))
+        return self._pairs("same token", Expected(order, begin, end if later else place, (0,)))
 
-    def induction(self) -> Pairs:
-        """The token after an earlier copy of the query token (Olsson et al. 2022)."""
-        later, earlier = self._copies(nearest=False)
-        after = earlier + 1
-        return self._pairs("induction", later[after < later], after[after < later])
+    def induction(self, *, later: bool = False) -> Pairs:
+        """The token after an earlier copy of the query token (Olsson et al. 2022); after any, if asked for."""
+        order, begin, place, end = self._copies
+        after = order + 1
+        if len(after):
+            end = torch.where(after[end - 1] < len(self), end, end - 1)  # after the last token there is none
+        # Not the query itself, and not what follows it: that is no copy of it.
+        return self._pairs("induction", Expected(after, begin, end if later else place, (0, 1)))
 
-    def _copies(self, nearest: bool) -> tuple[Tensor, Tensor]:
-        """Every token with each earlier copy of it, or with the nearest one."""
-        n = len(self)
+    @cached_property
+    def _copies(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The tokens with copies side by side; where those of each token begin, where it stands, where they end."""
         _, kind = torch.unique(self.ids, return_inverse=True)
-        order = torch.argsort(kind, stable=True)  # copies side by side, in the order of the text
-        starts = torch.searchsorted(kind[order].contiguous(), kind[order].contiguous())
-        rank = torch.arange(n) - starts  # how many copies come before
-        count = rank.clamp(max=1) if nearest else rank
-        which = torch.repeat_interleave(torch.arange(n), count)
-        back = torch.arange(which.numel()) - (count.cumsum(0) - count)[which] + 1
-        later, earlier = order[which], order[which - back]
-        by_query = torch.argsort(later * n + earlier)
-        return later[by_query], earlier[by_query]
+        order = torch.argsort(kind, stable=True)
+        sorted_kinds = kind[order].contiguous()
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(self))
+        return order, torch.searchsorted(sorted_kinds, kind), place, torch.searchsorted(sorted_kinds, kind, right=True)
 
     def punctuation(self) -> Pairs:
         """Tokens that are punctuation and nothing else: Clark's delimiters."""
@@ -174,18 +189,19 @@ class Tokens:
         """The other tokens of the query's word."""
         token = (self.words >= 0).nonzero()[:, 0]
         which, s = _members(self.words[token], self.words)
-        t = token[which]
-        return self._pairs("same word", t[t != s], s[t != s])
+        pairs = zip(token[which].tolist(), s.tolist(), strict=True)
+        return self.pairs(((t, other) for t, other in pairs if t != other), "same word")
 
     # --- given by the user ----------------------------------------------------------------------------------------
 
     def pairs(self, pairs: Iterable[tuple[int, int]], name: str = "pairs") -> Pairs:
         """(query, key) pairs of tokens."""
-        return self._pairs(name, *_columns(pairs))
+        tokens = torch.arange(len(self))
+        return Pairs.listed(name, pairs, tokens, tokens)
 
     def spans(self, chains: Iterable[Sequence[tuple[int, int]]]) -> Pairs:
         """Coreference: of each chain of spans [start, stop), the tokens of its other spans."""
-        found = {
+        found = (
             (t, s)
             for chain in chains
             for a, (start, stop) in enumerate(chain)
@@ -193,36 +209,52 @@ class Tokens:
             if a != b
             for t in range(start, stop)
             for s in range(other, end)
-        }
-        return self.pairs(sorted(found), "spans")
+        )
+        return self.pairs(found, "spans")
 
     def of_words(self, pairs: Iterable[tuple[int, int]], name: str = "words") -> Pairs:
         """(query, key) pairs of words, by the numbers that `words` gives them."""
-        return Pairs(name, *_columns(pairs), self.words, self.words)
+        return Pairs.listed(name, pairs, self.words, self.words)
 
     # --- making them ----------------------------------------------------------------------------------------------
 
+    def _range(self, name: str, low: int, high: int, *, but: tuple[int, ...] = ()) -> Pairs:
+        """The keys at offsets low to high from the query."""
+        t, n = torch.arange(len(self)), len(self)
+        return self._pairs(name, Expected(t, (t + low).clamp(0, n), (t + high + 1).clamp(0, n), but))
+
     def _to(self, name: str, keys: Tensor) -> Pairs:
         """These keys, of every other query."""
-        t, s = torch.broadcast_tensors(torch.arange(len(self))[:, None], keys)  # type: ignore[no-untyped-call]
-        return self._pairs(name, t[t != s], s[t != s])
+        zeros = torch.zeros(len(self), dtype=torch.long)
+        return self._pairs(name, Expected(keys, zeros, zeros + len(keys), (0,)))
 
-    def _pairs(self, name: str, t: Tensor, s: Tensor) -> Pairs:
+    def _pairs(self, name: str, expected: Expected) -> Pairs:
         tokens = torch.arange(len(self))
-        return Pairs(name, t, s, tokens, tokens)
+        return Pairs(name, expected, tokens, tokens)
 
-    def _named(self, name: str, pairs: Pairs) -> Pairs:
-        return Pairs(name, pairs.q, pairs.k, pairs.queries, pairs.keys)
+
+def near_patches(first: int, rows: int, columns: int, n: int) -> Pairs:
+    """Of an image in patches, row by row, the first of them token number `first` of n: the patches one or two away."""
+    at = {(row, column): first + row * columns + column for row in range(rows) for column in range(columns)}
+    steps = [(y, x) for y in range(-2, 3) for x in range(-2, 3) if (y, x) != (0, 0)]
+    found = (
+        (t, at[row + y, column + x]) for (row, column), t in at.items() for y, x in steps if (row + y, column + x) in at
+    )
+    return Tokens(torch.zeros(n, dtype=torch.long)).pairs(found, "near patches")
 
 
 def aligned(pairs: Iterable[tuple[int, int]], queries: Tokens, keys: Tokens) -> Pairs:
     """Aligned words, for cross-attention: (word of the queries' text, word of the keys' text)."""
-    return Pairs("aligned", *_columns(pairs), queries.words, keys.words)
+    return Pairs.listed("aligned", pairs, queries.words, keys.words)
 
 
-def _columns(pairs: Iterable[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    table = torch.tensor(list(pairs), dtype=torch.long).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
+def is_delimiter(piece: str) -> bool:
+    """Whether a piece of text is punctuation and nothing else, or the name of a special token, [SEP] or <s>.
+
+    >>> [is_delimiter(piece) for piece in (" .", "[SEP]", "<|im_end|>", " cat", "\\n")]
+    [True, True, True, False, False]
+    """
+    return _is_punctuation(piece.strip()) or re.fullmatch(r"\[[A-Z]+\]|<\|?[\w/]+\|?>", piece.strip()) is not None
 
 
 def _is_punctuation(text: str) -> bool:

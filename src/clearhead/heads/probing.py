@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError
-from clearhead.heads.roles import LayerScores, pooled, score_layer
+from clearhead.heads.roles import LayerScores, Scorer, pooled
 from clearhead.heads.table import Head, HeadTable
 from clearhead.recording import record
 from clearhead.tokens import encode
@@ -47,14 +47,16 @@ def probe(
     Cost: a recording a text and one pass over its maps; one text is held at a time.
     """
     longest = context_length(model)
-    given = [encode(tokenizer, text)[0] for text in texts]
-    given = [{name: one[:, :longest] for name, one in inputs.items()} for inputs in given]
+    given = [
+        ({name: one[:, :longest] for name, one in inputs.items()}, pieces[:longest])
+        for inputs, pieces in (encode(tokenizer, text) for text in texts)
+    ]
     table = getattr(model, "get_input_embeddings", lambda: None)()
     random = list(repeated_tokens(tokenizer, repeats, seed=seed, known=getattr(table, "num_embeddings", None)))
     found: dict[bool, list[list[LayerScores]]] = {False: [], True: []}
     on_progress("texts", 0, len(given) + len(random))
-    for n, inputs in enumerate([*given, *({"input_ids": ids[None]} for ids in random)]):
-        found[n >= len(given)].append(_read(model, inputs))
+    for n, (inputs, pieces) in enumerate([*given, *(({"input_ids": ids[None]}, None) for ids in random)]):
+        found[n >= len(given)].append(_read(model, inputs, pieces))
         on_progress("texts", n + 1, len(given) + len(random))
     if not given:
         raise ModelError("probe(model, tokenizer, texts): there is no text. Give at least one.")
@@ -81,15 +83,16 @@ def repeated_tokens(tokenizer: Any, sequences: int, *, seed: int = 0, known: int
         yield torch.cat([torch.tensor([] if first is None else [first], dtype=torch.long), part.repeat(TIMES)])
 
 
-def score_recording(recording: Iterable[Any], ids: Tensor) -> list[LayerScores]:
-    """The scores of every layer of a recording of one text, whose token ids (n,) these are.
+def score_recording(recording: Iterable[Any], ids: Tensor, *, pieces: Sequence[str] | None = None) -> list[LayerScores]:
+    """The scores of every layer of a recording of one text, whose token ids (n,) and pieces of text these are.
 
     Several texts are one by `heads.roles.pooled`, a layer at a time.
     """
-    return [score_layer(attn[0], ids.to(attn.device)) for attn in recording]
+    score = Scorer(ids, pieces=pieces)
+    return [score(attn[0]) for attn in recording]
 
 
-def _read(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[LayerScores]:
+def _read(model: nn.Module, inputs: Mapping[str, Tensor], pieces: Sequence[str] | None) -> list[LayerScores]:
     ids = inputs["input_ids"][0]
     if len(ids) < 2:
         raise ModelError("the text is one token for the model, which can only attend to itself: give a longer text.")
@@ -100,7 +103,7 @@ def _read(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[LayerScores]:
     there = next(model.parameters(), ids).device
     with record(model) as recording:
         model(**{name: one.to(there) for name, one in inputs.items()}, **frugal)
-    return score_recording(recording, ids)
+    return score_recording(recording, ids, pieces=pieces)
 
 
 def _heads(texts: Sequence[Sequence[LayerScores]]) -> list[Head]:

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
+from clearhead.heads.judging import CROSS, ROLES
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["CROSS", "ROLES", "Head", "HeadTable", "role_of"]
-
-ROLES = ("sink", "previous", "induction", "duplicate", "self", "local", "broad", "other")
-CROSS = ("sink", "aligned", "broad", "other")  # of heads whose keys are another text
-SPECIFIC = ("previous", "induction", "duplicate", "self", "local", "aligned")
+__all__ = ["Head", "HeadTable"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,10 @@ class Head:
     broad is the entropy over its maximum. Of cross-attention, over all queries: sink (keys that collect three times
     their share), aligned (keys as far through their text as the query is through its own), broad. In an image local
     means patches one or two away, and scores that ask for the order of tokens are left out. None where no query counts.
-    Entropy in nats, distance in tokens; None between two texts. probe: its scores on repeated random tokens, if it was
-    shown any.
+    Entropy in nats, distance in tokens; None between two texts.
+
+    detail: what the role is more exactly, as "offset -3", "delimiter", or a relation that was given. confidence: how
+    clear it is, 0 to 1. details: the scores behind the detail. probe: the scores on repeated random tokens, if any.
     """
 
     layer: int
@@ -37,6 +37,9 @@ class Head:
     baselines: Mapping[str, float | None]
     entropy: float
     distance: float | None
+    detail: str = ""
+    confidence: float = 0.0
+    details: Mapping[str, float | None] = field(default_factory=dict)
     probe: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
@@ -115,30 +118,12 @@ def _row(head: Head) -> dict[str, Any]:
         "layer": head.layer,
         "head": head.head,
         "role": head.role,
+        "detail": head.detail,
+        "confidence": head.confidence,
         **head.scores,
+        **head.details,
         **{f"uniform_{name}": value for name, value in head.baselines.items()},
         "entropy": head.entropy,
         "distance": head.distance,
         **{f"probe_{name}": value for name, value in head.probe.items()},
     }
-
-
-def role_of(scores: Mapping[str, float | None], baselines: Mapping[str, float | None]) -> str:
-    """The role that a head's scores, beside a uniform head's, add up to.
-
-    Of previous, induction, duplicate, self, local and aligned with a score ≥ .25 and ≥ 1.25 times the baseline, the
-    one furthest above its baseline; else sink if ≥ .7; broad if the entropy is ≥ .6 of its maximum; sink if ≥ .5;
-    other. Without the baseline nearly every head is "local" on a text of ten tokens, where most keys are near.
-
-    >>> role_of({"previous": 0.4, "sink": 0.5}, {"previous": 0.1}), role_of({"local": 0.6, "sink": 0.8}, {"local": 0.6})
-    ('previous', 'sink')
-    """
-    value, base = ({name: table.get(name) or 0.0 for name in (*ROLES, *CROSS)} for table in (scores, baselines))
-    found = [name for name in SPECIFIC if value[name] >= max(0.25, 1.25 * base[name])]
-    if found:
-        return max(found, key=lambda name: value[name] - base[name])
-    if value["sink"] >= 0.7:
-        return "sink"
-    if value["broad"] >= 0.6:
-        return "broad"
-    return "sink" if value["sink"] >= 0.5 else "other"

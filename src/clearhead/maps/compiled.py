@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.kernels import cpu
 from clearhead.kernels.path import forced
 from clearhead.maps import reductions as reduce
+from clearhead.maps.expected import Expected, ExpectedMass
 
 if TYPE_CHECKING:
     from clearhead.maps.softmax import SoftmaxMap
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 FEW = 1 << 22  # weights: for fewer, loading the compiled loops takes longer than the pass
 FEW_OF_A_HEAD = 1 << 18  # with fewer, PyTorch is faster: it takes many heads at once
 PRECISE = 128.0  # an lse below it in float32 moves weights by less than 4e-6; others are found again, more exactly
+PICKED, PAIRS = 128, 1 << 12  # queries, and pairs, whose weights are computed at a time
 MOST = 64  # of the largest weights of a row: they are put in order one by one
 
 
@@ -54,20 +56,60 @@ def look(attn: SoftmaxMap, wanted: cpu.Wanted) -> cpu.Found | None:
     return found
 
 
-def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> bool:
-    """Give every reducer its result; False where tiles must do it."""
-    asked = [_asked(reducer) for reducer in reducers]
-    names = [name for name, _ in asked]
-    if None in names or names.count("moment") > 1:
-        return False
-    how: dict[str, Any] = {name: value for _, some in asked for name, value in some.items()}
-    found = look(attn, cpu.Wanted(**how))
+def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
+    """Give every reducer that it can its result; those that tiles must serve are left, with every row's lse known."""
+    later = [reducer for reducer in reducers if type(reducer) is ExpectedMass]  # once every row's lse is known
+    asked = {id(reducer): _asked(reducer) for reducer in reducers}
+    names = {key: name for key, (name, _) in asked.items() if name is not None}
+    moments = [key for key, name in names.items() if name == "moment"][1:]  # a pass finds one
+    left = [
+        reducer for reducer in reducers if id(reducer) in moments or (id(reducer) not in names and reducer not in later)
+    ]
+    known = [reducer for reducer in reducers if reducer not in left and reducer not in later]
+    how: dict[str, Any] = {name: value for reducer in known for name, value in asked[id(reducer)][1].items()}
+    found = look(attn, cpu.Wanted(**how)) if known or later else None
     if found is None:
-        return False
-    for reducer, name in zip(reducers, names, strict=True):
-        result = getattr(found, str(name))
+        return list(reducers)
+    for reducer in known:
+        result = getattr(found, str(names[id(reducer)]))
         reducer.take(*(attn._shown(part) for part in (result if isinstance(result, tuple) else (result,))))
-    return True
+    for reducer, sums in zip(later, _on_expected(attn, [reducer.expected for reducer in later]), strict=True):
+        reducer.take(*map(attn._shown, sums))
+    return left
+
+
+def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected]) -> list[tuple[Tensor, Tensor]]:
+    """What queries give to their expected keys (B, H, T), and what keys get so (B, H, S), both float64."""
+    sees = _interval(attn)
+    if sees is None or attn.bias is not None or attn.softcap is not None:
+        return [_picked(attn, expected) for expected in wanted]
+    from clearhead.kernels.cpu_expected import Gather  # numba is imported here, where it is used
+
+    lse = attn._kept_lse()
+    each = [Gather(q * attn.scale, k, a, sees) for q, k, a in zip(attn._q, attn._k, lse, strict=True)]
+    found = [[gather(one.keys, one.start, one.stop, one.but) for gather in each] for one in wanted]
+    return [(torch.stack([mass for mass, _ in one]), torch.stack([got for _, got in one])) for one in found]
+
+
+def _picked(attn: SoftmaxMap, expected: Expected) -> tuple[Tensor, Tensor]:
+    """The same from single weights, some queries at a time."""
+    (B, H, T, _), S, lse = attn._q.shape, attn.shape[-1], attn._kept_lse()
+    mass, got = (torch.zeros(B, H, n, dtype=torch.float64) for n in (T, S))
+    before = len(expected.start) - T
+    for start in range(0, T, PICKED):
+        t, s = expected.pairs(start + before, min(start + PICKED, T) + before)
+        for some, keys in zip(torch.split(t - before, PAIRS), torch.split(s, PAIRS), strict=True):
+            weights = attn._pick(some, keys, lse).double()
+            mass.index_add_(-1, some, weights)
+            got.index_add_(-1, keys, weights)
+    return mass, got
+
+
+def _interval(attn: SoftmaxMap) -> tuple[Tensor, Tensor] | None:
+    """Each query's first key and the one after its last, if it sees all between them, whatever the head."""
+    if attn.mask is None:
+        return torch.zeros_like(attn._t), torch.full_like(attn._t, attn.shape[-1])
+    return attn.mask.interval(attn._t, *attn._bound)
 
 
 def _asked(reducer: Any) -> tuple[str | None, dict[str, Any]]:
@@ -124,7 +166,6 @@ def _hidden(attn: SoftmaxMap, rows: slice, cols: slice) -> Tensor:
 def _source(attn: SoftmaxMap) -> cpu.Source:
     kept, one = attn._kept_lse(), slice(0, 1)
     known = kept.abs().masked_fill(kept == -math.inf, 0).amax() < PRECISE  # not where one is NaN: not known yet
-    everywhere = torch.zeros_like(attn._t), torch.full_like(attn._t, attn.shape[-1])
     return cpu.Source(
         attn._q,
         attn._k,
@@ -132,7 +173,7 @@ def _source(attn: SoftmaxMap) -> cpu.Source:
         attn.positions,
         attn,
         partial(_Part, attn),
-        interval=everywhere if attn.mask is None else attn.mask.interval(attn._t, *attn._bound),
+        interval=_interval(attn),
         lse=kept if bool(known) else None,
         sinks=None if attn.sinks is None else attn.sinks[attn._h],
         is_moved=attn.bias is not None or attn.softcap is not None,

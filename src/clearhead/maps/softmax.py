@@ -126,8 +126,9 @@ class SoftmaxMap(Scored):
     # --- faster ways than tiles -----------------------------------------------------------------------------------
 
     def _stream(self, *reducers: Any) -> None:
-        if not compiled.stream(self, reducers) and not fused.stream(self, reducers):
-            super()._stream(*reducers)
+        left = compiled.stream(self, reducers)
+        if left and not fused.stream(self, left):
+            super()._stream(*left)
 
     def _path(self, question: str) -> Path:
         if question == "pick":
