@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
@@ -21,6 +22,7 @@ from clearhead.heads.pairs import near_patches
 from clearhead.heads.roles import Head, HeadTable, LayerScores, Scorer, score_cross
 from clearhead.kernels.tiles import Reducer
 from clearhead.maps import reductions as reduce
+from clearhead.maps.across import rollout
 from clearhead.maps.base import AttentionMap
 from clearhead.maps.softmax import SoftmaxMap
 from clearhead.masks import Coverage, causal
@@ -43,6 +45,7 @@ __all__ = ["Find", "View", "is_plain"]
 THUMB = 24  # pixels a side
 Find: TypeAlias = Callable[[SoftmaxMap], Projection]
 STRONG_WEIGHTS = 20_000_000  # that all layers together may keep for the page: 25 MB hold about 17 million
+INFLUENCE = 2048  # tokens up to which a file holds their influence on the last one: a pass over every layer
 PEAKS = 64_000_000  # bytes that the peaks of all maps may take, or a quarter of what the maps do
 
 
@@ -159,7 +162,8 @@ class View:
             notes = ["Every weight is exact, computed when it is asked for."]
             told = {"threshold": THRESHOLD, "massHeld": 1.0, "notes": notes, "exact": len(heads)}
             facts = page_facts([layer.data for layer in live], self.texts, heads, **self._about())
-            answers = Answers(facts | told, live)
+            of_all = partial(_influence, self.maps) if self._flows else None
+            answers = Answers(facts | told | {"influence": self._flows}, live, of_all)
             self._live.add(answers)
         return answers
 
@@ -180,7 +184,13 @@ class View:
         """The page's data, encoded to fit `budget` bytes (2, 10 or 25 MB up to 128, 512 or more tokens)."""
         heads = self.heads()
         layers = [self._layer_data(n) for n in range(len(self.maps))]
-        return build(layers, self.texts, heads, budget=budget, **self._about())
+        of_all = _influence(self.maps) if self._flows and len(self.tokens) <= INFLUENCE else None
+        return build(layers, self.texts, heads, budget=budget, influence=of_all, **self._about())
+
+    @property
+    def _flows(self) -> bool:
+        """Whether tokens have an influence on the last one through all layers: those of one text, and no patches."""
+        return len(self.texts) == 1 and self.texts[0].picture is None
 
     def save(self, path: str | os.PathLike[str], *, budget: int | None = None) -> Path:
         """Write the page as one HTML file that needs no network; the file appears whole or not at all."""
@@ -296,6 +306,13 @@ class View:
 def _text(held: dict[str, Any]) -> Tokens:
     picture = held["picture"]
     return Tokens(**held | {"picture": picture and Picture(**picture)})
+
+
+@torch.no_grad()
+def _influence(maps: list[AttentionMap]) -> Tensor:
+    """Of each token on the last one (T,), through all these layers."""
+    influence: Tensor = rollout(maps)[0, -1]
+    return influence
 
 
 def _mean_over_queries(mass: Tensor, T: int) -> Tensor:

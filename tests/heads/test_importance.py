@@ -54,24 +54,22 @@ def test_changes_are_those_of_the_mean_loss_over_all_tokens(model: Any) -> None:
 
 
 def test_the_error_is_that_of_the_mean_over_windows(model: Any) -> None:
-    found = importance(model, None, ids(6, 9))[3]
+    found = effect(model, None, ids(6, 9), [(0, 3)], draws=0).without
     with clearhead.knockout(model, {(0, 3): "zero"}):
         without = torch.stack([losses(model, one).mean() for one in ids(6, 9)])
     changes = without - torch.stack([losses(model, one).mean() for one in ids(6, 9)])
     assert found.error == pytest.approx(float(changes.std() / math.sqrt(6)), rel=1e-3)
-    assert importance(model, None, ids(9))[3].error is None
+    assert effect(model, None, ids(9), [(0, 3)], draws=0).without.error is None
 
 
 def test_what_is_skipped_is_the_first_predictions(model: Any) -> None:
-    one = ids(12)
-    assert importance(model, None, one, skip=8).whole.loss == pytest.approx(
-        float(losses(model, one)[8:].mean()), rel=1e-5
-    )
+    found = effect(model, None, ids(12), [(0, 0)], draws=0, skip=8)
+    assert found.whole.loss == pytest.approx(float(losses(model, ids(12))[8:].mean()), rel=1e-5)
 
 
 def test_the_size_of_batches_changes_nothing(model: Any) -> None:
-    one, other = (importance(model, None, ids(5, 10), batch=n) for n in (1, 5))
-    assert [head.change for head in one] == pytest.approx([head.change for head in other], abs=1e-5)
+    one, other = (effect(model, None, ids(5, 10), [(0, 0)], draws=1, batch=n) for n in (1, 5))
+    assert [one.change, one.random_mean] == pytest.approx([other.change, other.random_mean], abs=1e-5)
 
 
 class Stopped(Exception):

@@ -55,6 +55,7 @@ class Made:
     layers: list[LayerData]
     heads: list[Head]
     kv_heads: int
+    influence: np.ndarray | None = None
 
     def build(self, budget: int | None = None) -> Payload:
         return build(
@@ -65,6 +66,7 @@ class Made:
             nbytes=1000,
             dense_nbytes=4000,
             budget=budget,
+            influence=self.influence,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import threading
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 import clearhead
 from clearhead import ShapeError, View, masks, scores
 from clearhead import view as view_module
+from clearhead.heads import rollout
 from clearhead.page import answers as answers_module
 from clearhead.page.answers import Answers, UnknownPart
 from clearhead.page.encode import pack_rows
@@ -365,3 +367,23 @@ def test_pages_that_stand_together_answer_for_one_another():
     for name in ("2.facts", "1.1.facts", "1.w.0.9", "0.0.0.thumbs"):
         with pytest.raises(UnknownPart):
             first.part(name)
+
+
+# --- the influence on the last token ------------------------------------------------------------------------------
+
+
+def test_influence_is_the_last_row_of_the_rollout_in_a_file_too(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rollout(view.maps)[0, -1].numpy()
+    np.testing.assert_array_equal(floats(asked(view, "influence"), N), expected)
+    (held,) = (element for element in view.page().elements if 'data-blob="influence"' in element)
+    packed = base64.b64decode(held.split("data-blob", 1)[1].split(">", 1)[1].split("<", 1)[0])
+    np.testing.assert_array_equal(floats(gzip.decompress(packed), N), expected)
+    monkeypatch.setattr(view_module, "INFLUENCE", N - 1)
+    assert not any("influence" in element for element in view.page().elements)
+
+
+def test_two_texts_have_no_last_token_in_common(view: View) -> None:
+    two = View(view.maps, view.layers, view.texts * 2, "two")
+    assert json.loads(asked(two, "facts"))["influence"] is False
+    with pytest.raises(UnknownPart, match="where one text is read"):
+        asked(two, "influence")

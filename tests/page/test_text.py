@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,26 @@ def test_the_tint_of_a_token_is_its_weight(show: Show, dark: bool, exact: bool) 
             assert np.abs(np.array(colour[:3]) - expected).max() <= 2, (key, row[key])
         assert tinted > 5
         opened.page.keyboard.press("c")
+
+
+def test_the_text_can_be_tinted_by_the_influence_on_the_last_token(show: Show) -> None:
+    made = make(words(40))
+    influence = np.linspace(0.001, 0.9, 40, dtype=np.float32)
+    influence /= influence.sum()
+    page = show(replace(made, influence=influence), hash="#h=6.2&q=3&k=2&scale=root").page
+    page.click("#through")
+    page.wait_for_function("document.querySelectorAll('#text .t')[39].style.background")  # a later token than the query
+    for key, colour in page.eval_on_selector_all("#text .t", TINTS):
+        if influence[key] >= 0.004:
+            assert np.abs(np.array(colour[:3]) - tint(round(255 * np.sqrt(influence[key])) / 255)).max() <= 2, key
+    page.hover("#text .t >> nth=39")
+    assert page.inner_text("#reader").endswith("% of the last token, through all layers")
+    page.click("#through")
+    page.wait_for_function("!document.querySelectorAll('#text .t')[39].style.background")
+
+
+def test_where_no_influence_is_known_none_is_offered(show: Show) -> None:
+    assert show(make(words(10))).page.is_hidden("#through")
 
 
 ODD = [

@@ -5,7 +5,7 @@
 Nothing here knows of the web: a server and a notebook hand on the same names. Numbers are little-endian float32.
 
     n.…                    the part … of the n-th of the pages that stand beside this one
-    facts, thumbs, w.L.H, q.L.H, kv.L.G, p.L.H   as in a file, see `payload`
+    facts, thumbs, influence, w.L.H, q.L.H, kv.L.G, p.L.H   as in a file, see `payload`
     heads                  JSON: what has become known since `have` layers were
     tile.L.H               a picture of the queries `rows` on the `keys`: the `max` or the `sum` of side × side weights
     row.L.H, column.L.H    the weights of a `query`, or on a `key`
@@ -69,11 +69,18 @@ class LiveLayer:
 class Answers:
     """The parts of one view; several threads may ask.
 
-    Args: facts: what the page knows at once, see `page_facts`. layers: one a layer, read or not read yet.
+    Args:
+        facts: what the page knows at once, see `page_facts`.
+        layers: one a layer, read or not read yet.
+        influence: gives that of each token on the last one, through all layers; None where that means nothing.
+
     Cost: nothing before it is asked for; up to `CACHE` bytes of answers are kept.
     """
 
-    def __init__(self, facts: Mapping[str, Any], layers: Sequence[LiveLayer]) -> None:
+    def __init__(
+        self, facts: Mapping[str, Any], layers: Sequence[LiveLayer], influence: Callable[[], Tensor] | None = None
+    ) -> None:
+        self._influence = influence
         self._facts, self._layers = facts, {layer.data.layer: layer for layer in layers}
         self._unread = sum(layer.peaks is None for layer in layers)
         self._news: list[dict[str, Any]] = []
@@ -139,6 +146,12 @@ class Answers:
 
     def _tell_thumbs(self, query: Query) -> bytes:
         return b"".join(layer.data.thumbs.tobytes() for layer in self._layers.values())
+
+    def _tell_influence(self, query: Query) -> bytes:
+        of_all = self._influence
+        if of_all is None:
+            raise UnknownPart("tokens have an influence on the last one where one text is read")
+        return self._kept.get("influence", lambda: _bytes(of_all()))
 
     def _tell_heads(self, query: Query) -> bytes:
         have = _number(query, "have", len(self._layers) + 1)
@@ -264,6 +277,7 @@ def _steps(attn: SoftmaxMap, t: int, s: int) -> dict[str, Any]:
 _WHOLE: dict[str, Callable[[Answers, Query], bytes]] = {
     "facts": Answers._tell_facts,
     "heads": Answers._tell_heads,
+    "influence": Answers._tell_influence,
     "thumbs": Answers._tell_thumbs,
 }
 _OF_HEAD: dict[str, Callable[[LiveLayer, int, Query], bytes]] = {

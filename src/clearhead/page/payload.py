@@ -155,6 +155,7 @@ def build(
     nbytes: int,
     dense_nbytes: int,
     budget: int | None = None,
+    influence: Any = None,
 ) -> Payload:
     """Encode the page's data so that the file is at most `budget` bytes.
 
@@ -165,6 +166,7 @@ def build(
         name: the model's name. nbytes, dense_nbytes: what the maps hold, and what the
             dense float32 matrices would.
         budget: bytes; default 2, 10 or 25 MB for up to 128, up to 512, or more tokens.
+        influence: of each token on the last one through all layers, where it is known.
     Raises: ShapeError where sizes disagree; BudgetError where the budget cannot hold even text and thumbnails.
     Cost: gzip of what is kept, about 0.2 s a megabyte of file.
     """
@@ -173,7 +175,11 @@ def build(
     limit = default_budget(n) if budget is None else budget
     facts = page_facts(layers, texts, heads, name, nbytes, dense_nbytes)
     thumbs = blob("thumbs", np.concatenate([layer.thumbs.reshape(-1) for layer in layers]).tobytes())
-    fixed = least_nbytes() + len(json_element("facts-data", facts)) + len(thumbs)
+    always = [thumbs]
+    if influence is not None:
+        facts["influence"] = True
+        always.append(blob("influence", _array(influence).tobytes()))
+    fixed = least_nbytes() + len(json_element("facts-data", facts)) + sum(map(len, always))
     if fixed >= limit:
         raise BudgetError(
             f"a budget of {size(limit)} for the page: the page itself, its text and its thumbnails take {size(fixed)}; "
@@ -185,9 +191,9 @@ def build(
     threshold = threshold if level <= level_of(threshold) else floor_of(level)
     held = _mass_held(layers, level)
     notes = _notes(threshold, held, limit, len(exact), len(heads), level > level_of(THRESHOLD))
-    blobs = 1 + len(weights) + len(vectors)
+    blobs = len(always) + len(weights) + len(vectors)
     facts |= {"threshold": threshold, "massHeld": held, "notes": notes, "blobs": blobs, "exact": len(exact)}
-    elements = (json_element("facts-data", facts), thumbs, *weights, *vectors, '<meta name="end">\n')
+    elements = (json_element("facts-data", facts), *always, *weights, *vectors, '<meta name="end">\n')
     total = _nbytes(shell()) - len(DATA) + sum(map(len, elements))
     return Payload(elements, total, limit, threshold, held, tuple(exact), tuple(notes))
 

@@ -11,6 +11,8 @@ function read(i) {
   if (i == null || !view.pinned) return reader.replaceChildren();
   const [query, key] = view.direction === "from" ? [view.token, i] : [i, view.token],
     name = `“${shown(otherText().tokens[i])}” ${i}: `;
+  if (view.influence)
+    return reader.replaceChildren(`${name}${percent(view.influence[i], true, 2)} of the last token, through all layers`);
   if (!view.weights.sees(query, key))
     return reader.replaceChildren(name + "later than the query, cannot be seen");
   const weights = along(view.token),

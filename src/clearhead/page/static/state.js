@@ -21,6 +21,7 @@ export const view = {
   scale: "root",
   lines: false,
   fade: false,
+  influence: null, // of each token on the last one, where the text is tinted by that
   filter: new Set(),
   theme: "auto",
   singleKeys: true,

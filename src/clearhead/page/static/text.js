@@ -1,7 +1,8 @@
 // Tokens as flowing text, tinted by the weights of the token that leads.
-import { $, el } from "./util.js";
+import { $, el, inputOf } from "./util.js";
 import { ink, rgb, theme, tone } from "./colour.js";
 import { along, faded, keyOf, leadKind, on, otherKind, otherText, queryOf, shownToken, view } from "./state.js";
+import { setLook } from "./actions.js";
 import { sizes } from "./layout.js";
 import { buildFlow, eachBuilt, estimateHeights, fillWindow, flows, scrollToToken } from "./flow.js";
 import { drawRuler, startRuler } from "./ruler.js";
@@ -145,12 +146,32 @@ function drawLines() {
   box.append(layer);
 }
 
+// Through many layers nearly all rests on sinks: faded, they leave the rest to the others.
+/** @param {Float32Array} influence */
+function beside(influence) {
+  if (!view.fade) return influence;
+  const left = influence.reduce((sum, w, i) => (faded(i) ? sum : sum + w), 0) || 1;
+  return influence.map((w, i) => (faded(i) ? 0 : w / left));
+}
+
+async function throughAllLayers() {
+  const { trace } = view,
+    raw = inputOf("#influence").checked ? await trace.part("influence") : null;
+  if (trace === view.trace) setLook({ influence: raw && new Float32Array(raw.buffer) });
+}
+
+function offerInfluence() {
+  $("#through").hidden = !view.trace.influence;
+  inputOf("#influence").checked = false;
+  view.influence = null;
+}
+
 function paintText() {
   if (view.mode !== "text" || !view.weights) return; // nothing can be measured while it is not shown: painted when it is
   const token = shownToken(),
     from = view.direction === "from";
-  weightsNow = along(token);
-  const { causal } = view.weights;
+  weightsNow = view.influence ? beside(view.influence) : along(token);
+  const causal = view.weights.causal && !view.influence;
   muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : otherText().n);
   paintTints(token);
   paintLabels();
@@ -188,6 +209,9 @@ export function startText() {
   rebuild();
   startRuler();
   startReading(box);
+  offerInfluence();
+  $("#influence").addEventListener("change", throughAllLayers);
+  on("trace", offerInfluence);
   let waiting = false;
   box.addEventListener("scroll", () => {
     if (waiting) return;

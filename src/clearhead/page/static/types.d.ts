@@ -57,6 +57,7 @@ export interface Trace {
   threshold: number;
   notes: string[];
   exact: number;
+  influence?: boolean; // whether there is a part of that name
   byName: Map<string, Head>;
   byLayer: Map<number, Layer>;
   find(layer: number, head: number): Head;
@@ -133,6 +134,7 @@ export interface View {
   scale: Scale;
   lines: boolean;
   fade: boolean;
+  influence: Float32Array | null;
   filter: Set<string>;
   theme: "auto" | "light" | "dark";
   singleKeys: boolean;
