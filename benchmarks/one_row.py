@@ -48,7 +48,7 @@ def main() -> None:
         model, tokenizer = zoo.load(MODEL)
         save(model, tokenizer, folder)
         with peers({LENS: ("transformer_lens", folder, TOKENS, LAYER)}) as (ready, missing):
-            times = alternate(ways(model) | ready, seconds=40)
+            times = alternate(ways(model) | ready, seconds=20)
         report.table(COLUMNS[:-1], [row(*found, None)[:-1] for found in times.items()])
         for name, why in missing.items():
             report.say(f"{name}: not run ({why}).")

@@ -1,11 +1,11 @@
 """The page of a text as one file, beside BertViz's model view and CircuitsVis' heads: bytes and time, as ratios.
 
 all-MiniLM-L6-v2, 6 × 12 heads, on 64, 512 and 2,048 tokens of prose; time is from the loaded model to the HTML as a
-string, on one core. MiniLM knows 512 positions: for 2,048 they are repeated, which changes no size worth naming. There
-the others get three heads, and the bytes and the time of their views are taken times 24: all heads would need tens of
-gigabytes. BertViz writes every number twice, once of them in a comment of its script: half its bytes would do. The
-script of CircuitsVis comes from the network, and is not counted. The page holds what its default budget lets it (2, 10
-or 25 MB): of every head the weights with the share of all attention that is printed last.
+string, on one core. MiniLM knows 512 positions: for 2,048 they are repeated, which changes no size worth naming. From
+512 on the others get three heads, and the bytes and the time of their views are taken times 24: of 2,048 tokens all
+heads would need tens of gigabytes. BertViz writes every number twice, once of them in a comment of its script: half its
+bytes would do. The script of CircuitsVis comes from the network, and is not counted. The page holds what its default
+budget lets it (2, 10 or 25 MB): of every head the weights with the share of all attention that is printed last.
 
 The others are those of `make peers`; without them, clearhead's numbers stand alone.
 """
@@ -31,7 +31,7 @@ import clearhead
 from clearhead import zoo
 from clearhead.page.html import render
 
-TOKENS, ROUNDS, ALL_HEADS_UP_TO = (64, 512, 2048), 3, 512
+TOKENS, ROUNDS, ALL_HEADS_UP_TO = (64, 512, 2048), 3, 64
 PAGE, THEIRS = "clearhead", {"BertViz": "bertviz", "CircuitsVis": "circuitsvis"}
 ROOT = Path(__file__).parent.parent
 
