@@ -67,7 +67,7 @@ def to_previous(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """(layers, heads): the share of all attention that goes to the previous token."""
     with record(model, keep=lambda _, attn: attn.diagonal(-1)[0].sum(-1) / attn.shape[-1]) as recording:
         model(ids, use_cache=False, logits_to_keep=1)
-    return torch.stack(list(recording.results))
+    return torch.stack(list(recording.results.values()))
 
 
 def prepare_previous() -> Callable[[], object]:
@@ -76,19 +76,19 @@ def prepare_previous() -> Callable[[], object]:
     model, tokenizer = zoo.load(MODEL)
     bench.load_weights(model)
     bench.load_loops()
-    ids = tokenizer(prose(tokenizer), return_tensors="pt")["input_ids"]
+    ids = prose(tokenizer)[1]
     return lambda: to_previous(model, ids)
 
 
-def prose(tokenizer: Any) -> str:
-    """The first words of the licence: so many tokens."""
+def prose(tokenizer: Any) -> tuple[str, torch.Tensor]:
+    """The first words of the licence, and their tokens after the one that TransformerLens begins a text with."""
     text = (Path(__file__).parent.parent / "LICENSE").read_text()
-    return text[: tokenizer(text, return_offsets_mapping=True)["offset_mapping"][TOKENS - 1][1]]
+    text = text[: tokenizer(text, return_offsets_mapping=True)["offset_mapping"][TOKENS - 2][1]]
+    return text, torch.tensor([[tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]])
 
 
 def one_role(report: Report, model: Any, tokenizer: Any, folder: str) -> None:
-    text = prose(tokenizer)
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    text, ids = prose(tokenizer)
     with peers({DETECT: ("detect_head", folder, text)}) as (ready, missing):
         for peer in ready.values():
             torch.testing.assert_close(to_previous(model, ids), torch.tensor(peer()), atol=1e-4, rtol=0)
