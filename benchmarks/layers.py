@@ -1,25 +1,28 @@
-"""One attention layer, forward and backward: clearhead's against three ways to write it.
+"""One attention layer, forward and backward: clearhead's against other ways to write it.
 
 768 wide, 12 heads, 1,024 tokens, batch 2, float32, causal. `bare` is PyTorch's fused function between four linears,
-which is as little as there can be. Memory is the most bytes of tensors that were alive at once beyond the layer and
-its input.
+which is as little as there can be. Then the forward pass alone, in which FlexAttention takes part, compiled: on the CPU
+it has no other, and it needs a C++ compiler. Memory is the most bytes of tensors that were alive at once beyond the
+layer and its input; of what FlexAttention's compiled code takes nothing is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import torch
 from _report import COLUMNS, Report, row
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from clearhead._measuring import alternate
 from clearhead.nn import Attention
 from clearhead.testing.memory import Allocations
 
 WIDTH, HEADS, TOKENS, BATCH = 768, 12, 1024, 2
+FLEX = "FlexAttention, compiled"
 
 
 class Bare(nn.Module):
@@ -33,6 +36,19 @@ class Bare(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (split(linear(x)) for linear in (self.q, self.k, self.v))
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Flex(Bare):
+    """The same with FlexAttention, compiled, which computes no block above the diagonal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = torch.compile(flex_attention)
+        self.block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, TOKENS, TOKENS, device="cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(linear(x)) for linear in (self.q, self.k, self.v))
+        return self.out(self.attend(q, k, v, block_mask=self.block_mask).transpose(1, 2).flatten(2))
 
 
 class Explicit(Bare):
@@ -74,19 +90,44 @@ def step(layer: Callable[[Tensor], Tensor], x: Tensor) -> None:
     layer(x).sum().backward()
 
 
+def measured(
+    ways: dict[str, Callable[[], object]], seconds: float, *, uncounted: Collection[str] = ()
+) -> list[list[str]]:
+    """Rows of the table, memory first: whatever is allocated once is there before anything is counted."""
+    peaks: dict[str, int | None] = dict.fromkeys(ways)
+    for name in ways.keys() - set(uncounted):
+        ways[name]()
+        with Allocations() as allocations:
+            ways[name]()
+        peaks[name] = allocations.peak
+    return [row(name, timing, peaks[name]) for name, timing in alternate(ways, seconds=seconds).items()]
+
+
 def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(BATCH, TOKENS, WIDTH, requires_grad=True)
     layers = contestants()
-    peaks = {}
-    for name, layer in layers.items():
-        step(layer, x)  # gradients are allocated once, before anything is counted
-        with Allocations() as allocations:
-            step(layer, x)
-        peaks[name] = allocations.peak
-    times = alternate({name: partial(step, layer, x) for name, layer in layers.items()}, seconds=30)
     with Report(__file__, "The layer to ship against its alternatives") as report:
-        report.table(COLUMNS, [row(name, timing, peaks[name]) for name, timing in times.items()])
+        report.say("Forward and backward:")
+        report.table(COLUMNS, measured({name: partial(step, layer, x) for name, layer in layers.items()}, 25))
+        why, flex = compiled(x)
+        with torch.no_grad():
+            forward = {name: partial(layer, x) for name, layer in (layers | flex).items()}
+            report.say("Forward alone:")
+            report.table(COLUMNS, measured(forward, 15, uncounted=flex))
+        if why:
+            report.say(f"{FLEX}: not run ({why}).")
+
+
+@torch.no_grad()
+def compiled(x: Tensor) -> tuple[str, dict[str, Callable[[Tensor], Tensor]]]:
+    """FlexAttention's layer, compiled, or why it cannot be."""
+    layer = Flex()
+    try:
+        layer(x)
+    except Exception as error:  # whatever the compiler says
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}", {}
+    return "", {FLEX: layer}
 
 
 if __name__ == "__main__":

@@ -1,66 +1,39 @@
-"""The page of a text as one file, beside BertViz's model view of the same text: bytes and time, as ratios.
+"""The page of a text as one file, beside BertViz's model view and CircuitsVis' heads: bytes and time, as ratios.
 
 all-MiniLM-L6-v2, 6 × 12 heads, on 64, 512 and 2,048 tokens of prose; time is from the loaded model to the HTML as a
-string, on one core. MiniLM knows 512 positions: for 2,048 they are repeated, which changes no size worth naming. There
-BertViz gets three heads, and the bytes and the time of its view are taken times 24: all heads would need tens of
-gigabytes. BertViz writes every number twice, once of them in a comment of its script: half its bytes would do. The page
-holds what its default budget lets it (2, 10 or 25 MB): of every head the weights with the share of all attention that
-is printed last.
+string, on one core. MiniLM knows 512 positions: for 2,048 they are repeated, which changes no size worth naming. From
+512 on the others get three heads, and the bytes and the time of their views are taken times 24: of 2,048 tokens all
+heads would need tens of gigabytes. BertViz writes every number twice, once of them in a comment of its script: half its
+bytes would do. The script of CircuitsVis comes from the network, and is not counted. The page holds what its default
+budget lets it (2, 10 or 25 MB): of every head the weights with the share of all attention that is printed last.
 
-BertViz need not be where clearhead is: BERTVIZ_PYTHON names the python of an environment that has bertviz and
-transformers; by default .venv-peers, which `make peers` makes. Without BertViz, clearhead's numbers stand alone.
+The others are those of `make peers`; without them, clearhead's numbers stand alone.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides on one core: steadier beside other work
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # all on one core: steadier beside other work
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
+from _peers import Peer, peers, save
 from _report import Report
 
 import clearhead
 from clearhead import zoo
 from clearhead.page.html import render
 
-TOKENS, ROUNDS, ALL_HEADS_UP_TO = (64, 512, 2048), 3, 512
+TOKENS, ROUNDS, ALL_HEADS_UP_TO = (64, 512, 2048), 3, 64
+PAGE, THEIRS = "clearhead", {"BertViz": "bertviz", "CircuitsVis": "circuitsvis"}
 ROOT = Path(__file__).parent.parent
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
-
-# Run by the python that has BertViz: folder, text, heads of layer 0 (none: all heads), rounds;
-# prints the bytes, and the seconds that the model and the view took.
-BERTVIZ = """
-import json, sys, time
-import torch
-from bertviz import model_view
-from transformers import AutoModel, AutoTokenizer
-
-folder, text, heads, rounds = json.load(sys.stdin)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-only = {"include_layers": [0], "include_heads": heads} if heads else {}
-
-def build(text):
-    start = time.perf_counter()
-    inputs = tokenizer(text, return_tensors="pt")
-    with torch.no_grad():
-        attention = model(**inputs, output_attentions=True).attentions
-    tokens, middle = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0]), time.perf_counter()
-    page = model_view(attention, tokens, html_action="return", **only).data
-    return middle - start, time.perf_counter() - middle, len(page)
-
-build("a first one, not counted")
-print(json.dumps(sorted(build(text) for _ in range(rounds))[rounds // 2]))
-"""
 
 
 @dataclass(frozen=True)
@@ -73,36 +46,33 @@ class Built:
 
 
 def ours(model: Any, tokenizer: Any, text: str) -> Built:
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        page = clearhead.look(model, tokenizer, text).page()
-        content = render(page)
-        times.append(time.perf_counter() - start)
-    return Built(len(content.encode()), sorted(times)[ROUNDS // 2], page.mass_held)
+    start = time.perf_counter()
+    page = clearhead.look(model, tokenizer, text).page()
+    content = render(page)
+    return Built(len(content.encode()), time.perf_counter() - start, page.mass_held)
 
 
-def bertviz(python: str, folder: str, text: str, tokens: int, heads: int) -> Built:
-    some = [] if tokens <= ALL_HEADS_UP_TO else [0, 1, 2]
-    asked = json.dumps([folder, text, some, ROUNDS if tokens < 512 else 1])
-    done = subprocess.run([python, "-c", BERTVIZ], input=asked, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"BertViz failed:\n{done.stderr[-2000:]}")
-    model, view, nbytes = json.loads(done.stdout.splitlines()[-1])
+def theirs(peer: Peer, text: str, heads: int, some: list[int]) -> Built:
+    model, view, nbytes = peer(text, some)
     times = heads / len(some) if some else 1
     return Built(nbytes * times, model + view * times)
 
 
-def has_bertviz(python: str) -> bool:
-    done = subprocess.run([python, "-c", "import bertviz, transformers"], capture_output=True, check=False)
-    return done.returncode == 0
+def in_turns(builders: dict[str, Callable[[], Built]], rounds: int) -> dict[str, Built]:
+    """Each builder's page, and the median of its seconds."""
+    found: dict[str, list[Built]] = {name: [] for name in builders}
+    for _ in range(rounds):
+        for name, build in builders.items():
+            found[name].append(build())
+    return {
+        name: Built(all_[0].nbytes, median(one.seconds for one in all_), all_[0].held) for name, all_ in found.items()
+    }
 
 
 def long_minilm(folder: str) -> None:
     """Save a MiniLM that takes 2,048 tokens into the folder: its positions, four times."""
-    from transformers import AutoModel, logging
+    from transformers import AutoModel
 
-    logging.disable_progress_bar()
     model, tokenizer = zoo.load("minilm")
     state = model.state_dict()
     positions = "embeddings.position_embeddings.weight"
@@ -110,9 +80,8 @@ def long_minilm(folder: str) -> None:
     model.config.max_position_embeddings = TOKENS[-1]
     longer = AutoModel.from_config(model.config)
     longer.load_state_dict(state)
-    longer.save_pretrained(folder)
     tokenizer.model_max_length = TOKENS[-1]
-    tokenizer.save_pretrained(folder)
+    save(longer, tokenizer, folder)
 
 
 def text_of(tokenizer: Any, tokens: int) -> str:
@@ -122,31 +91,33 @@ def text_of(tokenizer: Any, tokens: int) -> str:
     return prose[: ends[tokens - 3][1]]
 
 
-def cells(tokens: int, a: Built, b: Built | None) -> list[str]:
-    """A row of the table."""
-    row = [f"{tokens:,}", f"{a.nbytes / 1e6:.2f}", "-", "-", f"{a.seconds:.2f}", "-", "-", f"{a.held:.0%}"]
-    if b is not None:
-        row[2:4] = [f"{b.nbytes / 1e6:,.1f}", f"1/{b.nbytes / a.nbytes:.0f}"]
-        row[5:7] = [f"{b.seconds:.2f}", f"{a.seconds / b.seconds:.2f}"]
-    return row
-
-
 def main() -> None:
-    python = os.environ.get("BERTVIZ_PYTHON", str(PEERS) if PEERS.exists() else sys.executable)
-    beside = has_bertviz(python)
-    with Report(__file__, "The page as a file, beside BertViz") as report, tempfile.TemporaryDirectory() as folder:
-        if not beside:
-            report.say("BertViz was not there: clearhead alone.")
+    with Report(__file__, "The page as a file, beside others") as report, tempfile.TemporaryDirectory() as folder:
         long_minilm(folder)
         model, tokenizer = zoo.load(folder)
         heads = model.config.num_hidden_layers * model.config.num_attention_heads
-        clearhead.look(model, tokenizer, "a first one, not counted").page()
         rows = []
-        for tokens in TOKENS:
-            text = text_of(tokenizer, tokens)
-            theirs = bertviz(python, folder, text, tokens, heads) if beside else None
-            rows.append(cells(tokens, ours(model, tokenizer, text), theirs))
-        report.table(["tokens", "MB", "BertViz MB", "ratio", "s", "BertViz s", "ratio", "held"], rows)
+        with peers({name: (way, folder) for name, way in THEIRS.items()}) as (ready, missing):
+            for peer in ready.values():
+                peer("a first one, not counted", [])
+            clearhead.look(model, tokenizer, "a first one, not counted").page()
+            for tokens in TOKENS:
+                text, some = text_of(tokenizer, tokens), [] if tokens <= ALL_HEADS_UP_TO else [0, 1, 2]
+                builders = {PAGE: lambda text=text: ours(model, tokenizer, text)} | {
+                    name: lambda peer=peer, text=text, some=some: theirs(peer, text, heads, some)
+                    for name, peer in ready.items()
+                }
+                built = in_turns(builders, ROUNDS if tokens < 512 else 1)
+                rows += [cells(f"{tokens:,}, {name}", one, built[PAGE]) for name, one in built.items()]
+        report.table(["tokens", "MB", "ratio", "s", "ratio", "held"], rows)
+        for name, why in missing.items():
+            report.say(f"{name}: not run ({why}).")
+
+
+def cells(name: str, one: Built, page: Built) -> list[str]:
+    """A row of the table; ratios are to our page."""
+    sizes = [f"{one.nbytes / 1e6:,.2f}", f"{one.nbytes / page.nbytes:,.0f}"]
+    return [name, *sizes, f"{one.seconds:.2f}", f"{one.seconds / page.seconds:.1f}", f"{one.held:.0%}"]
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ __all__ = ["AnyCall", "Call", "DenseCall", "Unread", "as_heads", "as_heads_mask"
 class Call:
     """One attention call: weights = softmax(softcap(scale · q·k) + biases), hidden by the masks."""
 
+    # Not the log-sum-exp of PyTorch's kernel, which a dispatch mode around the call could read: that takes 0.01 to
+    # 0.05 ms a call, whether somebody looks or not, and saves 0.03 of a fused call of 4,096 tokens (all statistics:
+    # 0.61 for 0.64), nothing where one question is asked, and 0.05 ms where one row is.
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, Dv)
