@@ -33,7 +33,7 @@ FLOORS = [
     ["bench", "plots", "testing"],
     ["learn"],
     ["arguments", "terminal"],
-    ["heads.atlas_commands", "heads.commands", "heads.importance_commands", "models.commands"],
+    ["heads.atlas_commands", "heads.commands", "importance_command", "models.commands"],
     ["cli"],
     ["__main__", ""],
 ]

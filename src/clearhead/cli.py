@@ -31,7 +31,7 @@ from clearhead.arguments import (
     target_of,
     text_of,
 )
-from clearhead.heads.importance_commands import importance
+from clearhead.importance_command import importance
 
 if TYPE_CHECKING:
     from clearhead.cost import Cost
