@@ -27,6 +27,10 @@ RUN = """async (runOnly) => {
     const { violations } = await axe.run(document, { runOnly, resultTypes: ["violations"] });
     return violations.flatMap((rule) => rule.nodes.map((node) => `${rule.id}: ${node.target} ${node.failureSummary}`));
 }"""
+GO = """(hash) => new Promise((done) => {  // until the page has followed: a key pressed earlier would be lost
+    addEventListener("hashchange", () => requestAnimationFrame(() => setTimeout(done)), { once: true });
+    location.hash = hash;
+})"""
 VIEWS = {  # what the address asks for, keys to press, and what is then to be seen
     "text": ("", [], "#text [aria-selected=true]"),
     "lines, to": ("dir=to&lines=1&fade=1", [], "#line-layer path"),
@@ -52,7 +56,7 @@ def test_every_view_of_the_page(short: Made, quantised: Made, show: Show, dark: 
     """One page that goes from view to view: opening it anew takes three times as long as looking at it."""
     page, rules = show(short, hash="#h=6.2&q=30&k=4", dark=dark).page, CONTRAST if dark else RULES
     for name, (asked, keys, seen) in VIEWS.items():
-        page.evaluate("(hash) => { location.hash = hash; }", f"#h=6.2&q=30&k=4&view={name}&{asked}")
+        page.evaluate(GO, f"#h=6.2&q=30&k=4&view={name}&{asked}")
         for key in keys:
             page.keyboard.press(key)
         page.locator(seen).first.wait_for()
