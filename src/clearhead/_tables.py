@@ -13,5 +13,5 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+        raise ImportError("to_pandas() needs pandas. Run: pip install pandas") from error
     return pandas.DataFrame(list(rows))

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead._files import write_whole
+from clearhead._tables import frame
 from clearhead._version import __version__
 from clearhead.errors import RecordingError
 from clearhead.heads.tally import MEASURES, Tally, added
@@ -95,11 +96,7 @@ class Atlas:
 
     def to_pandas(self) -> Any:
         """The rows as a pandas.DataFrame. Raises ImportError where there is no pandas."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("atlas.to_pandas() needs pandas. Run: pip install pandas") from error
-        return pandas.DataFrame(self.rows())
+        return frame(self.rows())
 
     def __add__(self, other: Atlas) -> Atlas:
         """The atlas of both corpora together. Raises RecordingError where model, window or overlap differ."""

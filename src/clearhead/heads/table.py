@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
+from clearhead._tables import frame
 from clearhead.heads.judging import CROSS, ROLES
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = ["Head", "HeadTable"]
 
@@ -91,16 +89,12 @@ class HeadTable(Sequence[Head]):
             raise ValueError(f"strongest({role!r}): the roles are {', '.join(dict.fromkeys((*ROLES, *CROSS)))}.")
         return sorted((head for head in self if head.role == role), key=lambda head: -head.strength)[:n]
 
-    def to_pandas(self) -> DataFrame:
+    def to_pandas(self) -> Any:
         """A row a head: layer, head, role, each score, that of a uniform head, and those on repeated random tokens.
 
         Raises ImportError without pandas.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("heads.to_pandas() needs pandas. Run: pip install pandas") from error
-        return pandas.DataFrame([_row(head) for head in self])
+        return frame(_row(head) for head in self)
 
     def plot(self) -> Any:
         """A matplotlib figure: a cell a head, layer by layer, in the colour of its role. Raises ImportError."""
