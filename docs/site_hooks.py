@@ -39,6 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     for name, path in ELSEWHERE.items():
         files.append(File.generated(config, name, content=(ROOT / path).read_text("utf-8")))
+    for plot in (ROOT / "benchmarks" / "plots").glob("*.svg"):  # which the results show
+        files.append(File.generated(config, f"plots/{plot.name}", abs_src_path=str(plot)))
     for lesson in all_lessons():
         for name, content in pages(lesson).items():
             files.append(File.generated(config, name, content=content))
