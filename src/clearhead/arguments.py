@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -18,11 +18,12 @@ from clearhead._plain import plain
 
 __all__ = [
     "DEFAULT_TEXT",
+    "Model",
     "beginning",
     "budget_of",
     "check_alone",
     "check_figure",
-    "check_progress",
+    "check_file",
     "check_recording",
     "image_of",
     "layer_numbers",
@@ -31,6 +32,9 @@ __all__ = [
     "text_of",
 ]
 
+Model = Annotated[  # the option --model, the same in every command
+    str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
+]
 _LONGEST = 4_000_000  # bytes of a text: far more than the longest context that can be looked at
 DEFAULT_TEXT = (
     "The keeper of the lighthouse at Morrow Point wrote one line in her log every evening. "
@@ -171,10 +175,10 @@ def check_figure(figure: Path | None) -> None:
         stop('--figure needs matplotlib. Run: pip install "clearhead[plot]"')
 
 
-def check_progress(file: Path | None) -> None:
-    """Refuse a progress file that could not be written, before the model is loaded."""
+def check_file(option: str, file: Path | None) -> None:
+    """Refuse a file that could not be written, before the model is loaded."""
     if file is not None:
-        _check_place(file, "--progress")
+        _check_place(file, option)
 
 
 def _check_place(target: Path, option: str) -> None:

@@ -19,11 +19,12 @@ from clearhead._measuring import Timing, alternate, machine, peak_of_child
 from clearhead._progress import Progress, silent
 from clearhead.errors import ModelError, ShapeError
 from clearhead.kernels.path import force
-from clearhead.looking.runs import _frugal, writes_a_second_text
+from clearhead.looking.runs import writes_a_second_text
 from clearhead.maps import SoftmaxMap
 from clearhead.masks import causal
 from clearhead.recording import record
 from clearhead.zoo import context_length, load
+from clearhead.zoo.loading import frugal
 
 __all__ = ["Bench", "bench", "dense_statistics", "draw_tensors", "model_ways", "tensor_ways"]
 
@@ -180,11 +181,11 @@ def model_ways(model: nn.Module, ids: Tensor, *, most: int = LARGEST) -> Ways:
         most: bytes that the weights of all layers may take, which eager attention returns; else it is left out.
     """
     config: Any = model.config
-    frugal = _frugal(model)
+    settings = frugal(model)
 
     @torch.no_grad()
     def forward(**more: bool) -> Any:
-        return model(ids, **frugal, **more)
+        return model(ids, **settings, **more)
 
     def recorded() -> object:
         with record(model) as recording:

@@ -20,6 +20,7 @@ from clearhead._plain import plain
 from clearhead._progress import Progress
 from clearhead._version import __version__
 from clearhead.arguments import (
+    Model,
     beginning,
     budget_of,
     check_alone,
@@ -93,9 +94,7 @@ def look(
     file: Annotated[
         str | None, typer.Option(metavar="F", help="Read the text from file F, or from stdin for -.")
     ] = None,
-    model: Annotated[
-        str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
-    ] = "smollm2",
+    model: Model = "smollm2",
     image: Annotated[
         Path | None, typer.Option(metavar="F", help="Look at an image, with a model that reads it in patches.")
     ] = None,
@@ -182,9 +181,7 @@ def heads(
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="[FILES...]", help="Texts; a short built-in one if left out.")
     ] = None,
-    model: Annotated[
-        str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
-    ] = "smollm2",
+    model: Model = "smollm2",
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="F", help="Write every head with all its numbers into F.")
     ] = None,

@@ -11,7 +11,7 @@ import typer
 
 from clearhead._plain import plain
 from clearhead._version import __version__
-from clearhead.arguments import check_progress, stop, text_of
+from clearhead.arguments import Model, check_file, stop, text_of
 
 if TYPE_CHECKING:
     from clearhead.heads import Effect, Importance
@@ -23,9 +23,7 @@ HOW = ("zero", "uniform", "previous", "mean")
 
 def importance(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Texts; - is stdin.")],
-    model: Annotated[
-        str, typer.Option(metavar="M", help="Name (see clearhead models), Hugging Face id, folder or .gguf.")
-    ] = "smollm2",
+    model: Model = "smollm2",
     heads: Annotated[
         str | None, typer.Option(metavar="L1H2,...", help="Only these together, beside as many at random.")
     ] = None,
@@ -50,7 +48,7 @@ def importance(
 
     texts = [text_of(None, file) for file in files]
     chosen = None if heads is None else _numbers(heads)
-    check_progress(progress)
+    check_file("--progress", progress)
     if how not in HOW:
         stop(f"--how {how}: expected one of {', '.join(HOW)}")
     with terminal.progress() as report:

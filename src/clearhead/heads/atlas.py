@@ -32,6 +32,7 @@ from clearhead.heads.tally import Tally
 from clearhead.maps import AttentionMap, SoftmaxMap
 from clearhead.recording import record
 from clearhead.zoo import context_length
+from clearhead.zoo.loading import frugal
 
 __all__ = ["atlas", "check_folder", "tallies"]
 
@@ -174,7 +175,6 @@ def tallies(model: nn.Module, batch: Batch, window: int) -> tuple[list[Tally], l
     if not bool(batch.real.all()):
         given["attention_mask"] = batch.real.long().to(there)
     reader: Any = getattr(model, "base_model", model)  # without the head that predicts words: nobody looks at it
-    settings = {"use_cache": False} if "use_cache" in inspect.signature(reader.forward).parameters else {}
 
     baselines: list[tuple[SoftmaxMap, Tally]] = []
 
@@ -192,7 +192,7 @@ def tallies(model: nn.Module, batch: Batch, window: int) -> tuple[list[Tally], l
         return tally
 
     with record(reader, keep=keep) as recording:
-        reader(**given, **settings)
+        reader(**given, **frugal(reader))
     heads, even = zip(*recording.results.values(), strict=True)
     return list(heads), list(even)
 

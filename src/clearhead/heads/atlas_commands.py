@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead import terminal, zoo
 from clearhead._plain import plain
-from clearhead.arguments import stop
+from clearhead.arguments import check_file, stop
 from clearhead.heads.atlas import atlas, check_folder
 from clearhead.heads.atlas_table import Atlas
 from clearhead.heads.atlas_workers import is_first
@@ -37,8 +37,7 @@ def show_atlas(
         stop("an atlas is of a corpus: name its FILES")
     check_documents(files)  # before the model is loaded
     folder = check_folder(out, resume)
-    if as_json is not None and not as_json.absolute().parent.is_dir():
-        stop(f"--json {as_json}: there is no folder {as_json.absolute().parent}")
+    check_file("--json", as_json)
     with terminal.progress() as report:
         loaded, tokenizer = zoo.load(model, on_progress=report)
         found = atlas(

@@ -15,7 +15,7 @@ from clearhead._files import write_whole
 from clearhead._format import finite
 from clearhead._plain import plain
 from clearhead._version import __version__
-from clearhead.arguments import stop, text_of
+from clearhead.arguments import check_file, stop, text_of
 from clearhead.heads.probing import probe
 from clearhead.heads.table import Head, HeadTable
 
@@ -25,8 +25,7 @@ __all__ = ["show_heads"]
 def show_heads(model: str, files: Sequence[Path], *, as_json: Path | None, strongest: int) -> None:
     """Run the probes on a model, print the heads of each role, strongest first, and write all of them as JSON."""
     texts = [text_of(None, str(file)) for file in files] or [text_of(None, None)]
-    if as_json is not None and not as_json.absolute().parent.is_dir():
-        stop(f"--json {as_json}: there is no folder {as_json.absolute().parent}")
+    check_file("--json", as_json)
     with terminal.progress() as report:
         loaded, tokenizer = zoo.load(model, on_progress=report)
         heads = probe(loaded, tokenizer, texts, on_progress=report)

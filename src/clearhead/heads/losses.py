@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from clearhead.heads.scoring import ratio_error
 from clearhead.recording import record
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
+from clearhead.zoo.loading import frugal, known_tokens
 
 __all__ = ["EARLY", "LATE", "Heads", "Losses", "Measured", "Texts", "in_context_score", "token_losses", "windows_of"]
 
@@ -209,10 +209,10 @@ def token_losses(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:
-    frugal = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    settings = frugal(model, logits=True)
     ids = ids.to(next(model.parameters(), ids).device)
     given = {"input_ids": ids} if hasattr(model, "config") else None
-    made = model(ids, **frugal) if given is None else model(**given, **frugal)
+    made = model(ids, **settings) if given is None else model(**given, **settings)
     found = getattr(made, "logits", made)
     if not isinstance(found, Tensor):
         raise ModelError(
@@ -242,8 +242,7 @@ def windows_of(model: nn.Module, tokenizer: Any, texts: Texts, length: int, skip
 
 
 def _check_known(model: nn.Module, windows: Iterable[Tensor]) -> None:
-    table = getattr(model, "get_input_embeddings", lambda: None)()
-    known, last = getattr(table, "num_embeddings", None), max((int(one.max()) for one in windows), default=-1)
+    known, last = known_tokens(model), max((int(one.max()) for one in windows), default=-1)
     if known is not None and last >= known:
         raise ModelError(
             f"importance: token {last} is beyond the {known} that {type(model).__name__} knows: is this its own"

@@ -17,6 +17,7 @@ from clearhead.heads.table import Head, HeadTable
 from clearhead.recording import record
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
+from clearhead.zoo.loading import frugal, known_tokens
 
 __all__ = ["probe", "repeated_tokens", "score_recording"]
 
@@ -51,8 +52,7 @@ def probe(
         ({name: one[:, :longest] for name, one in inputs.items()}, pieces[:longest])
         for inputs, pieces in (encode(tokenizer, text) for text in texts)
     ]
-    table = getattr(model, "get_input_embeddings", lambda: None)()
-    random = list(repeated_tokens(tokenizer, repeats, seed=seed, known=getattr(table, "num_embeddings", None)))
+    random = list(repeated_tokens(tokenizer, repeats, seed=seed, known=known_tokens(model)))
     found: dict[bool, list[list[LayerScores]]] = {False: [], True: []}
     on_progress("texts", 0, len(given) + len(random))
     for n, (inputs, pieces) in enumerate([*given, *(({"input_ids": ids[None]}, None) for ids in random)]):
@@ -99,10 +99,9 @@ def _read(model: nn.Module, inputs: Mapping[str, Tensor], pieces: Sequence[str] 
     accepted = inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or "decoder_input_ids" in accepted:
         raise ModelError(f"{type(model).__name__} does not read one text: clearhead.look shows its heads.")
-    frugal = {name: value for name, value in {"logits_to_keep": 1, "use_cache": False}.items() if name in accepted}
     there = next(model.parameters(), ids).device
     with record(model) as recording:
-        model(**{name: one.to(there) for name, one in inputs.items()}, **frugal)
+        model(**{name: one.to(there) for name, one in inputs.items()}, **frugal(model))
     return score_recording(recording, ids, pieces=pieces)
 
 

@@ -28,6 +28,7 @@ from clearhead.recording.sides import sides_of
 from clearhead.tokens import encode, pieces_of, same_words, spaced
 from clearhead.view import Find, View, is_plain
 from clearhead.zoo import context_length
+from clearhead.zoo.loading import frugal, known_tokens
 
 __all__ = ["Given", "name_of", "of_image", "of_layer", "of_text", "writes_a_second_text"]
 
@@ -102,7 +103,7 @@ def _run(
     with record(model, layers=given.layers) as recording, Watch(model, *lengths) as watch, torch.no_grad():
         there = next(model.parameters(), [*args, *kwargs.values()][0]).device
         moved = {name: tensor.to(there) for name, tensor in kwargs.items()}
-        model(*(tensor.to(there) for tensor in args), **moved, **_frugal(model))
+        model(*(tensor.to(there) for tensor in args), **moved, **frugal(model))
     given.report("model", 1, 1)
     maps, paths = list(recording), recording.paths
     if processor is not None:
@@ -125,13 +126,6 @@ def _check_sizes(attn: AttentionMap, side: str, texts: list[Tokens]) -> None:
         raise ModelError(
             f"a call with {attn!r} is not {of} (other calls are recorded with clearhead.record, and not shown by look)."
         )
-
-
-def _frugal(model: nn.Module) -> dict[str, Any]:
-    """Arguments that leave out what nobody looks at: the logits (1.4 GB at 8,192 tokens) and a KV cache."""
-    accepted = inspect.signature(model.forward).parameters
-    wanted = {"logits_to_keep": 1, "use_cache": False}
-    return {name: value for name, value in wanted.items() if name in accepted}
 
 
 # --- texts that the model writes ----------------------------------------------------------------------------------
@@ -195,8 +189,7 @@ def _check_tokens(given: Given, text: Tokens) -> None:
     model, limit, n = given.model, context_length(given.model), len(text)
     if limit is not None and n > limit:
         raise ModelError(f"the text has {n:,} tokens, and {given.name} reads at most {limit:,}. Shorten the text.")
-    table = getattr(model, "get_input_embeddings", lambda: None)()
-    size = getattr(table, "num_embeddings", None)
+    size = known_tokens(model)
     if size is not None and int(text.ids.max()) >= size:
         raise ModelError(
             f"token {int(text.ids.max())} is beyond the {size} that {given.name} knows: is this its own tokenizer?"
