@@ -18,6 +18,7 @@ from clearhead.recording import huggingface, observer, record, torch_modules
 from clearhead.recording.buffers import buffers_of
 from clearhead.recording.changing import KINDS, Change, How
 from clearhead.recording.models import (
+    Places,
     check_model,
     check_parts,
     encoders,
@@ -140,7 +141,7 @@ class Knockout(observer.Listener):
         self.roots = self._models + encoders(self._models[-1])
         self._numbers: dict[tuple[str, int], int] = {}  # layers, as `record` numbers them
         self._calls: Counter[str] = Counter()  # attention calls of the open pass, by path
-        self._paths: dict[int, str] = {}
+        self._places = Places(self._models)
         self.watches_functions = True
         self._running = self._called = self._with_graph = False
         self._buffers: list[Any] = []
@@ -168,7 +169,7 @@ class Knockout(observer.Listener):
     ) -> None:
         if self._stack is not None:
             self._stack.close()
-        self._stack, self._paths, self._buffers = None, {}, []
+        self._stack, self._places, self._buffers = None, Places(self._models), []
         if error is None:
             self._check_seen()
 
@@ -189,7 +190,7 @@ class Knockout(observer.Listener):
 
     def change(self, module: nn.Module | None) -> Change | None:
         """What becomes of the heads of the attention call that `module` makes now."""
-        path = self._path(module) if self._running else None
+        path = self._places.of(module) if self._running else None
         if path is None:
             return None
         number = self._numbers.setdefault((path, self._calls[path]), len(self._numbers))
@@ -198,13 +199,6 @@ class Knockout(observer.Listener):
             return None
         self._check_computed_once(number, path)
         return Change(self._heads[number], number, path, self._buffers)
-
-    def _path(self, module: nn.Module | None) -> str | None:
-        """Where a module stands in the model; None for a module of another model."""
-        if id(module) not in self._paths:
-            self._paths = {id(part): path for part, path in parts_of(self._models[-1]).items()}
-            self._paths.update({id(model): "" for model in self._models})
-        return self._paths.get(id(module))
 
     # --- errors -------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from clearhead.errors import RecordingError
 from clearhead.recording.wrapping import Counted
 
 __all__ = [
+    "Places",
     "check_eager",
     "check_model",
     "check_parts",
@@ -156,6 +157,30 @@ def parts_of(model: nn.Module) -> dict[nn.Module, str]:
             inside = [(part, before + name) for name, part in module._modules.items() if part is not None]
             waiting.extend(reversed(inside))
     return found
+
+
+class Places:
+    """Where modules stand in a model, and in what wraps it; the model is walked when asked to, and for unknown modules.
+
+    Args: models: the model as it is called, and the one inside if torch.compile has wrapped it.
+    """
+
+    def __init__(self, models: tuple[nn.Module, ...]) -> None:
+        self._models = models
+        self._parts: dict[nn.Module, str] = {}
+
+    def look(self) -> dict[nn.Module, str]:
+        """Every module that the model has now, with its path."""
+        self._parts = parts_of(self._models[-1])
+        return self._parts
+
+    def of(self, module: nn.Module | None) -> str | None:
+        """The path of a module; None for one of another model."""
+        if module in self._models:
+            return ""
+        if module is not None and module not in self._parts:  # also for modules that were added in the meantime
+            self.look()
+        return None if module is None else self._parts.get(module)
 
 
 def running_eagerly(model: nn.Module, parts: Iterable[nn.Module], call: str = "record") -> AbstractContextManager[None]:

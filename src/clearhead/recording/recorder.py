@@ -18,6 +18,7 @@ from clearhead.recording.calls import AnyCall, Unread
 from clearhead.recording.generating import way_of_generating
 from clearhead.recording.layers import Layer
 from clearhead.recording.models import (
+    Places,
     check_model,
     check_parts,
     encoders,
@@ -77,7 +78,7 @@ class Recorder(observer.Listener):
         self._grown: dict[int, int] = {}  # texts to which stated padding belongs, as far as calls are complete
         self._sizes: set[tuple[int, int]] = set()  # (B, S) of the calls that stated padding did not fit
         self._fitted = False
-        self._parts: dict[nn.Module, str] = {}  # with their paths, as the open pass began
+        self._places = Places(self._models)
         self._foreign: set[str] = set()
         self.watches_functions = False  # until a pass begins for which that is needed
         self._stack: ExitStack | None = None  # what the block holds; None outside of it
@@ -101,12 +102,12 @@ class Recorder(observer.Listener):
 
     def _look(self) -> None:
         """See what the model consists of now, and from now on watch every call, if it may attend in other ways."""
-        self._parts = parts_of(self._models[-1])
-        if self.watches_functions or self._stack is None or attends_by_interface_alone(self._parts):
+        parts = self._places.look()
+        if self.watches_functions or self._stack is None or attends_by_interface_alone(parts):
             return
         self.watches_functions = True
         everything = observer.replacements(self.roots, watching=True)
-        for replacement in (*everything, *torch_modules.replacements(self._parts)):
+        for replacement in (*everything, *torch_modules.replacements(parts)):
             self._stack.enter_context(replacement.held())
 
     def __exit__(
@@ -117,7 +118,7 @@ class Recorder(observer.Listener):
         self._stack.close()
         model = self._models[-1]
         self._stack, self._model, self._models, self._encoders, self.roots = None, None, (), (), ()
-        self._open, self._encoded, self._parts, self._unread = None, {}, {}, []
+        self._open, self._encoded, self._places, self._unread = None, {}, Places(()), []
         if error is None:  # an exception of the block is never hidden by one of ours
             self._check_seen(model)
 
@@ -193,7 +194,7 @@ class Recorder(observer.Listener):
         overwritten: bool = False,
         borrowed: bool | None = None,
     ) -> None:
-        path = self._path(module)
+        path = self._places.of(module)
         if path is None:
             self._foreign.add(type(module).__name__)
             return
@@ -225,14 +226,6 @@ class Recorder(observer.Listener):
             ) from error
         finally:
             self._reducing = False
-
-    def _path(self, module: nn.Module | None) -> str | None:
-        """Where a module stands in the model; None for a module of another model."""
-        if module in self._models:
-            return ""
-        if module is not None and module not in self._parts:  # also for modules that were added in the meantime
-            self._parts = parts_of(self._models[-1])
-        return None if module is None else self._parts.get(module)
 
     # --- what is said at the end ----------------------------------------------------------------------------
 
