@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead._checks import check_count, describe
 from clearhead._format import finite
 from clearhead._progress import Progress, silent
-from clearhead._tables import frame
+from clearhead._tables import Labelled, Rows
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels.tiles import Tile, stream
 from clearhead.maps.base import AttentionMap
@@ -24,7 +24,7 @@ Compared: TypeAlias = "AttentionMap | Sequence[AttentionMap] | Any"  # or a View
 
 
 @dataclass(frozen=True)
-class HeadChange:
+class HeadChange(Labelled):
     """How far apart one head's weights are in a and in b, the mean over queries.
 
     tvd: total variation distance, in [0, 1]. jsd: Jensen-Shannon divergence, nats, in [0, ln 2]. tvd_others and
@@ -32,8 +32,6 @@ class HeadChange:
     permutations; None where there are no other heads, or one permutation.
     """
 
-    layer: int
-    head: int
     tvd: float
     jsd: float
     tvd_others: float | None
@@ -41,27 +39,13 @@ class HeadChange:
     jsd_others: float | None
     jsd_others_std: float | None
 
-    @property
-    def label(self) -> str:
-        """L17H5, zero-based."""
-        return f"L{self.layer}H{self.head}"
 
-
-class Comparison(Sequence[HeadChange]):
+class Comparison(Rows[HeadChange]):
     """How much each head changed, layer by layer. `queries`: how many were compared, the same in a and b."""
 
     def __init__(self, heads: Sequence[HeadChange], queries: int) -> None:
-        self._heads, self.queries = tuple(heads), queries
-
-    @overload
-    def __getitem__(self, index: int) -> HeadChange: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[HeadChange]: ...
-    def __getitem__(self, index: int | slice) -> HeadChange | Sequence[HeadChange]:
-        return self._heads[index]
-
-    def __len__(self) -> int:
-        return len(self._heads)
+        super().__init__(heads)
+        self.queries = queries
 
     def strongest(self, n: int = 8) -> list[HeadChange]:
         """The heads that changed most, by total variation distance."""
@@ -70,10 +54,6 @@ class Comparison(Sequence[HeadChange]):
     def as_dict(self) -> dict[str, Any]:
         """All numbers, as JSON holds them."""
         return {"queries": self.queries, "heads": [asdict(head) for head in self]}
-
-    def to_pandas(self) -> Any:
-        """A DataFrame with a row a head."""
-        return frame(asdict(head) for head in self)
 
     def __repr__(self) -> str:
         first = self.strongest(1)[0]

@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
 
 from clearhead._checks import check_count
 from clearhead._progress import Progress, silent
-from clearhead._tables import frame
+from clearhead._tables import Labelled, Rows
 from clearhead.errors import ShapeError
 from clearhead.heads.knocking import HeadMeans
 from clearhead.heads.losses import Heads, Losses, Measured, Texts
@@ -23,27 +23,20 @@ __all__ = ["Effect", "HeadLoss", "Importance", "effect", "effect_of", "every_hea
 
 
 @dataclass(frozen=True)
-class HeadLoss:
+class HeadLoss(Labelled):
     """One head: what the model loses without it, in nats a token.
 
     loss; change: what that is above the whole model's; error: the standard error of the change over windows of text,
     None of a single one; icl: the score of in-context learning without the head, None where no window is long enough.
     """
 
-    layer: int
-    head: int
     loss: float
     change: float
     error: float | None
     icl: float | None
 
-    @property
-    def label(self) -> str:
-        """L17H5, zero-based."""
-        return f"L{self.layer}H{self.head}"
 
-
-class Importance(Sequence[HeadLoss]):
+class Importance(Rows[HeadLoss]):
     """What a language model loses without each of its heads: all of them, layer by layer.
 
     Attributes: whole (the whole model's loss and score), how (what became of the heads), tokens and windows (how many
@@ -51,17 +44,8 @@ class Importance(Sequence[HeadLoss]):
     """
 
     def __init__(self, heads: Sequence[HeadLoss], whole: Measured, how: str, tokens: int, windows: int) -> None:
-        self._heads, self.whole, self.how, self.tokens, self.windows = tuple(heads), whole, how, tokens, windows
-
-    @overload
-    def __getitem__(self, index: int) -> HeadLoss: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[HeadLoss]: ...
-    def __getitem__(self, index: int | slice) -> HeadLoss | Sequence[HeadLoss]:
-        return self._heads[index]
-
-    def __len__(self) -> int:
-        return len(self._heads)
+        super().__init__(heads)
+        self.whole, self.how, self.tokens, self.windows = whole, how, tokens, windows
 
     @property
     def mean(self) -> float:
@@ -81,10 +65,6 @@ class Importance(Sequence[HeadLoss]):
         """All numbers, as JSON holds them."""
         about = {"how": self.how, "tokens": self.tokens, "windows": self.windows, "mean": self.mean, "std": self.std}
         return {"loss": self.whole.loss, "icl": self.whole.icl, **about, "heads": [asdict(head) for head in self]}
-
-    def to_pandas(self) -> Any:
-        """A DataFrame with a row a head."""
-        return frame(asdict(head) for head in self)
 
     def __repr__(self) -> str:
         first = self.strongest(1)[0]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from clearhead._tables import frame
+from clearhead._tables import Labelled, Rows, frame
 from clearhead.heads.judging import CROSS, ROLES
 
 __all__ = ["Head", "HeadTable"]
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(Labelled):
     """One head: its role, its scores and those of a uniform head on the same mask.
 
     Scores are mean shares of attention in [0, 1], over the queries that may see three keys or more: first and sink (of
@@ -28,8 +28,6 @@ class Head:
     clear it is, 0 to 1. details: the scores behind the detail. probe: the scores on repeated random tokens, if any.
     """
 
-    layer: int
-    head: int
     role: str
     scores: Mapping[str, float | None]
     baselines: Mapping[str, float | None]
@@ -39,11 +37,6 @@ class Head:
     confidence: float = 0.0
     details: Mapping[str, float | None] = field(default_factory=dict)
     probe: Mapping[str, float | None] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """L17H5, zero-based."""
-        return f"L{self.layer}H{self.head}"
 
     @property
     def strength(self) -> float:
@@ -62,11 +55,8 @@ class Head:
         return f"{self.label} {score:.2f}" + ("" if self.role == "broad" else f" / {baseline:.2f}")
 
 
-class HeadTable(Sequence[Head]):
+class HeadTable(Rows[Head]):
     """All heads of a view, layer by layer."""
-
-    def __init__(self, heads: Sequence[Head]) -> None:
-        self._heads = tuple(heads)
 
     @overload
     def __getitem__(self, index: int) -> Head: ...
@@ -74,9 +64,6 @@ class HeadTable(Sequence[Head]):
     def __getitem__(self, index: slice) -> HeadTable: ...
     def __getitem__(self, index: int | slice) -> Head | HeadTable:
         return HeadTable(self._heads[index]) if isinstance(index, slice) else self._heads[index]
-
-    def __len__(self) -> int:
-        return len(self._heads)
 
     def counts(self) -> dict[str, int]:
         """How many heads have each role; "aligned" where there are heads of cross-attention."""
