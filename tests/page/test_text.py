@@ -52,14 +52,15 @@ def test_the_text_can_be_tinted_by_the_influence_on_the_last_token(show: Show) -
     influence /= influence.sum()
     page = show(replace(made, influence=influence), hash="#h=6.2&q=3&k=2&scale=root").page
     page.click("#through")
-    page.wait_for_function("document.querySelectorAll('#text .t')[39].style.background")  # a later token than the query
+    tinted = page.locator("#text .t").nth(39).and_(page.locator("[style*=background]"))  # a later token than the query
+    tinted.wait_for()
     for key, colour in page.eval_on_selector_all("#text .t", TINTS):
         if influence[key] >= 0.004:
             assert np.abs(np.array(colour[:3]) - tint(round(255 * np.sqrt(influence[key])) / 255)).max() <= 2, key
     page.hover("#text .t >> nth=39")
     assert page.inner_text("#reader").endswith("% of the last token, through all layers")
     page.click("#through")
-    page.wait_for_function("!document.querySelectorAll('#text .t')[39].style.background")
+    tinted.wait_for(state="detached")
 
 
 def test_where_no_influence_is_known_none_is_offered(show: Show) -> None:
