@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ def compiled_pass(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Forced; how many passes it has made."""
     passes, look = [0], cpu.look
 
-    def counted(source: cpu.Source, wanted: cpu.Wanted) -> cpu.Found | None:
-        found = look(source, wanted)
+    def counted(source: cpu.Source, wanted: cpu.Wanted, threads: int) -> cpu.Found | None:
+        found = look(source, wanted, threads)
         passes[0] += found is not None
         return found
 
@@ -279,7 +280,7 @@ def test_the_same_call_gives_the_same_bits(two_threads: None) -> None:
 
 def test_workers_share_the_blocks_and_agree_with_one(two_threads: None) -> None:
     q, k = qk(700, 700, H=6, G=3)
-    used: set[str] = set()
+    used: set[int] = set()
     rule = Watched(used)
     two = SoftmaxMap(q, k, mask=rule).statistics()
     assert len(used) == 2
@@ -289,15 +290,31 @@ def test_workers_share_the_blocks_and_agree_with_one(two_threads: None) -> None:
         torch.testing.assert_close(getattr(two, name), value, rtol=1e-6, atol=1e-7)
 
 
+def test_what_computes_apart_has_one_thread_and_the_callers_modes_and_variables(two_threads: None) -> None:
+    seen = ContextVar("seen", default=0)
+    seen.set(7)
+
+    def state() -> tuple[Any, ...]:
+        return torch.get_num_threads(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), seen.get()
+
+    assert workers.apart(state) == (1, True, False, 7)
+    assert workers.apart(lambda: workers.apart(state)) == (1, True, False, 7)  # does not wait for itself
+    with torch.inference_mode():
+        assert workers.apart(state) == (1, False, True, 7)
+    with pytest.raises(ZeroDivisionError):
+        workers.apart(lambda: 1 // 0)
+    assert torch.get_num_threads() == 2
+
+
 class Watched(MaskRule):
     """Every second key; which threads ask for it."""
 
-    def __init__(self, used: set[str]) -> None:
+    def __init__(self, used: set[int]) -> None:
         self._used = used
 
     def allows(self, b: Any, h: Any, q: Tensor, k: Tensor, T: int, S: int) -> Tensor:
         if q.shape[2] > 1:
-            self._used.add(threading.current_thread().name)
+            self._used.add(threading.get_ident())
         return k % 2 == 0
 
 

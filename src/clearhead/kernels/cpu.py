@@ -109,10 +109,10 @@ def missing() -> str | None:
     return None
 
 
-def look(source: Source, wanted: Wanted) -> Found | None:
-    """One pass. None where numbers of q or k give a sum that is not finite: tiles then say for which rows."""
+def look(source: Source, wanted: Wanted, threads: int) -> Found | None:
+    """One pass. None where q or k give a sum that is not finite: tiles then say for which rows."""
     work = _Pass(source, wanted)
-    workers = max(1, min(torch.get_num_threads(), work.B * work.G * len(work.layouts)))
+    workers = max(1, min(threads, work.B * work.G * len(work.layouts)))
     shares = [_Share(work, n, workers) for n in range(workers)]
     together([share.run for share in shares])
     return _found(work, shares)

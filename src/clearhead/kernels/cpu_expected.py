@@ -56,13 +56,15 @@ class Gather:
         self._arrays = [x.detach().contiguous().numpy() for x in tensors]
         self._size = q.shape[0], q.shape[1], k.shape[1]
 
-    def __call__(self, keys: Tensor, start: Tensor, stop: Tensor, but: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, keys: Tensor, start: Tensor, stop: Tensor, but: tuple[int, ...], threads: int
+    ) -> tuple[Tensor, Tensor]:
         """What each query gives to keys[start : stop], (H, T), and what each key gets so, (H, S), both float64.
 
         start, stop: (T,), or (S,) where the queries are the last of S.
         """
         H, T, S = self._size
-        workers = max(1, min(torch.get_num_threads(), T))
+        workers = max(1, min(threads, T))
         mass, gots = np.zeros((H, T)), [np.zeros((H, S)) for _ in range(workers)]
         spans, offsets = torch.stack([start, stop]).numpy(), np.array(but, np.int64)
 

@@ -6,23 +6,51 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from functools import cache
+from typing import TypeVar
 
 import torch
 
-__all__ = ["alone", "together"]
+__all__ = ["alone", "apart", "together"]
+
+Result = TypeVar("Result")
 
 _making = threading.Lock()
 
 
-def together(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run the tasks side by side, in inference mode; when all have ended, raise what the first that failed raised."""
-    if len(tasks) == 1:
-        return _run(tasks[0])
+def apart(task: Callable[[], Result]) -> Result:
+    """What the task returns, run in a thread of its own, which computes with one thread of PyTorch.
+
+    Operations that PyTorch's threads share end when the last of them has had its turn: where another program keeps a
+    core, each may take 15 ms. Measured beside one, all statistics of 4,096 tokens in times of one attention call: 0.70,
+    0.85 with the operations of this thread shared.
+    """
+    if torch.get_num_threads() == 1:  # it is such a thread, or as good as one
+        return task()
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def run() -> Result:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            return task()
+
     with _making:
-        threads = _threads(len(tasks))
-    running = [threads.submit(_run, task) for task in tasks]
-    wait(running)
+        thread = _threads("first", 1)
+    return thread.submit(copy_context().run, run).result()
+
+
+def together(tasks: Sequence[Callable[[], None]]) -> None:
+    """Run the tasks side by side, in inference mode; when all have ended, raise what the first that failed raised.
+
+    Called in a thread that computes alone, which takes the first.
+    """
+    with _making:
+        threads = _threads("more", len(tasks) - 1) if len(tasks) > 1 else None
+    running = [threads.submit(_run, task) for task in tasks[1:]] if threads else []
+    try:
+        _run(tasks[0])
+    finally:
+        wait(running)
     for done in running:
         done.result()
 
@@ -53,7 +81,11 @@ def alone(n: int) -> ThreadPoolExecutor:
     return threads
 
 
-_threads = cache(alone)
+@cache
+def _threads(of: str, n: int) -> ThreadPoolExecutor:
+    """Those that begin, or those that they wake."""
+    return alone(n)
+
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.cache_clear)  # a child process has none of its parent's threads

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clearhead.kernels import cpu
 from clearhead.kernels.path import forced
+from clearhead.kernels.workers import apart
 from clearhead.maps import reductions as reduce
 from clearhead.maps.expected import Expected, ExpectedMass
 
@@ -50,7 +51,11 @@ def look(attn: SoftmaxMap, wanted: cpu.Wanted) -> cpu.Found | None:
     if against(attn) is not None or attn._needs_graph():
         return None
     attn._check_unchanged()
-    found = cpu.look(_source(attn), wanted)
+    return apart(partial(_look, attn, wanted, torch.get_num_threads()))
+
+
+def _look(attn: SoftmaxMap, wanted: cpu.Wanted, threads: int) -> cpu.Found | None:
+    found = cpu.look(_source(attn), wanted, threads)
     if found is not None:
         attn._kept_lse().copy_(found.lse)
     return found
@@ -73,12 +78,13 @@ def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     for reducer in known:
         result = getattr(found, str(names[id(reducer)]))
         reducer.take(*(attn._shown(part) for part in (result if isinstance(result, tuple) else (result,))))
-    for reducer, sums in zip(later, _on_expected(attn, [reducer.expected for reducer in later]), strict=True):
+    expected = [reducer.expected for reducer in later]
+    for reducer, sums in zip(later, apart(partial(_on_expected, attn, expected, torch.get_num_threads())), strict=True):
         reducer.take(*map(attn._shown, sums))
     return left
 
 
-def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected]) -> list[tuple[Tensor, Tensor]]:
+def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected], threads: int) -> list[tuple[Tensor, Tensor]]:
     """What queries give to their expected keys (B, H, T), and what keys get so (B, H, S), both float64."""
     sees = _interval(attn)
     if sees is None or attn.bias is not None or attn.softcap is not None:
@@ -87,7 +93,7 @@ def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected]) -> list[tuple[Ten
 
     lse = attn._kept_lse()
     each = [Gather(q * attn.scale, k, a, sees) for q, k, a in zip(attn._q, attn._k, lse, strict=True)]
-    found = [[gather(one.keys, one.start, one.stop, one.but) for gather in each] for one in wanted]
+    found = [[gather(one.keys, one.start, one.stop, one.but, threads) for gather in each] for one in wanted]
     return [(torch.stack([mass for mass, _ in one]), torch.stack([got for _, got in one])) for one in found]
 
 
