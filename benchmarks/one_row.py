@@ -1,9 +1,10 @@
 """One row of weights of one head, when the model has run: how long until it is there.
 
 SmolLM2 on 2,048 tokens, head 5 of layer 17, last token. Of a recorded model the row is one product of a query with the
-keys; the first row of a layer also finds its log-sum-exp. Otherwise the model runs again: with eager attention, which
-gives all rows of all heads, or in TransformerLens, which keeps the pattern of that layer alone and runs no layer after
-it. First, the same row by hand, from q and k that somebody has kept: there is no less than that.
+keys; so it is of a layer that nobody has looked at yet, and one weight of each of its heads takes one such row of each.
+Otherwise the model runs again: with eager attention, which gives all rows of all heads, or in TransformerLens, which
+keeps the pattern of that layer alone and runs no layer after it. First, the same row by hand, from q and k that
+somebody has kept: there is no less than that.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ def ways(model: Any) -> bench.Ways:
     def by_hand() -> torch.Tensor:
         return torch.softmax(k @ q * attn.scale, -1)
 
+    def unread() -> SoftmaxMap:
+        return SoftmaxMap(attn._q, attn._k, mask=attn.mask, scale=attn.scale)
+
     torch.testing.assert_close(attn[0, HEAD, -1], by_hand())
     return {
         "by hand, from q and k": by_hand,
         "recorded": lambda: attn[0, HEAD, -1],
+        "recorded, the first look": lambda: unread()[0, HEAD, -1],
+        "recorded, the first look, a weight of each head": lambda: unread().pick(-1, 0),
         "recorded, every row of the head": lambda: attn[0, HEAD].to_dense(),
         "the model again, eager": run[bench.EAGER],
     }

@@ -436,6 +436,20 @@ def test_an_overwritten_mask_or_bias_is_noticed() -> None:
             attn.to_dense()
 
 
+def test_a_few_weights_need_the_lse_of_their_rows_alone(g: torch.Generator) -> None:
+    q, k = (torch.randn(B, n, 40, D, generator=g, dtype=torch.float64) for n in (H, G))
+    how = {"mask": masks.causal() & ~masks.first_tokens(2), "bias": scores.alibi(torch.ones(H, dtype=torch.float64))}
+    attn, dense = SoftmaxMap(q, k, **how), SoftmaxMap(q, k, **how).to_dense()
+    t, s = torch.tensor([[-1, 7], [0, 7]]), torch.tensor([3, 5])
+    for n in range(2):  # found, and then known
+        torch.testing.assert_close(attn.pick(t, s), dense[..., t, s], msg=f"{n}")
+        assert (~attn._lse.isnan()).nonzero()[:, -1].unique().tolist() == [0, 7, 39]
+    torch.testing.assert_close(attn[1, 2].pick(11, s), dense[1, 2, 11, s])
+    assert (~attn._lse.isnan()).nonzero()[:, -1].unique().tolist() == [0, 7, 11, 39]  # shared with the whole
+    torch.testing.assert_close(attn.diagonal(), dense.diagonal(0, -2, -1))
+    assert not attn._lse.isnan().any()
+
+
 def test_lse_is_the_callers_own() -> None:
     attn = SoftmaxMap(torch.randn(5, 4), torch.randn(5, 4))
     before = attn.to_dense()

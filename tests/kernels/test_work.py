@@ -69,6 +69,16 @@ def test_requirement_35_the_streaming_loop_computes_the_non_empty_blocks(name: s
     assert pairs <= sum(products) <= 2 * pairs  # each tile once, and once more where a row's lse needs several tiles
 
 
+@pytest.mark.parametrize("wanted", [False, True], ids=["", "on the graph"])
+def test_a_few_weights_cost_the_rows_they_stand_in(wanted: bool, products: list[int]) -> None:
+    """Not those of every row, whose log-sum-exp nobody needs: neither forward nor backward."""
+    q = torch.randn(N, 4, requires_grad=wanted)
+    found = SoftmaxMap(q, torch.randn(N, 4), mask=masks.causal()).pick([5, 2000, 2000], [3, 7, 1900])
+    if wanted:
+        found.sum().backward()
+    assert 0 < sum(products) <= 4 * 2 * N
+
+
 @pytest.mark.parametrize("rows", [128, 512])
 @pytest.mark.parametrize("name", RULES)
 def test_requirement_35_the_fused_kernel_is_given_the_non_empty_blocks(

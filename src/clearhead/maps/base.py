@@ -170,8 +170,8 @@ class AttentionMap(ABC):
     def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
         """The weights at pairs (t, s), index tensors that broadcast together.
 
-        Returns (…, *pairs), the map's dtype. Differentiable in q and k. Cost for a SoftmaxMap, once lse is known:
-        O(D) a pair.
+        Returns (…, *pairs), the map's dtype. Differentiable in q and k. Cost for a SoftmaxMap: O(D) a pair, and
+        O(S·D) for the lse of a row where it is not known yet.
         """
         t, s = self._pairs(t, s)
         (picked,) = self._reduce(reduce.Pick(self.shape[:-2], t.reshape(-1), s.reshape(-1), self.like))

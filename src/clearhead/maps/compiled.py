@@ -105,7 +105,7 @@ def _picked(attn: SoftmaxMap, expected: Expected) -> tuple[Tensor, Tensor]:
     for start in range(0, T, PICKED):
         t, s = expected.pairs(start + before, min(start + PICKED, T) + before)
         for some, keys in zip(torch.split(t - before, PAIRS), torch.split(s, PAIRS), strict=True):
-            weights = attn._pick(some, keys, lse).double()
+            weights = attn._pick(some, keys, lse[:, :, some]).double()
             mass.index_add_(-1, some, weights)
             got.index_add_(-1, keys, weights)
     return mass, got

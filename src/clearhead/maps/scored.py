@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+# Measured (9 heads, 2,048 tokens, causal, one thread): a quarter of the rows, scattered, takes 0.4 of the time of all,
+# which the compiled pass finds; one row 0.05.
+FEW = 4  # rows are few where there are so many times as many
+
+
 class Scored(QueryKeyMap):
     """A softmax over the keys. Subclasses say `_scores`; the first pass over a row computes its lse, which is kept."""
 
@@ -111,6 +116,18 @@ class Scored(QueryKeyMap):
         if bool(kept.isnan().any()):
             kept.copy_(self._logsumexp(rows))
         return kept
+
+    def _lse_at(self, t: Tensor) -> Tensor:
+        """lse of queries (N,), (B, H, N): of few queries theirs alone is found."""
+        keeps, every = self._keeps_lse(), slice(0, self._q.shape[2])
+        if keeps and not bool((kept := self._kept_lse()[:, :, t]).isnan().any()):
+            return kept
+        if not self._has_numbers or FEW * (rows := torch.unique(t)).numel() > every.stop:
+            return self._lse_of(every)[:, :, t]
+        found: Tensor = self[..., rows, :]._lse_of(slice(0, rows.numel()))
+        if keeps:
+            self._kept_lse()[:, :, rows] = found.clone()  # of consecutive rows it is a part of the same
+        return found[:, :, torch.searchsorted(rows, t.contiguous())]
 
     def _keeps_lse(self) -> bool:
         """Not where its gradient is asked for, nor where there are no numbers to look at."""

@@ -97,20 +97,20 @@ class SoftmaxMap(Scored):
 
     def pick(self, t: Tensor | int, s: Tensor | int) -> Tensor:
         t, s = self._pairs(t, s)
-        B, H, T, D = self._q.shape
-        lse, at_once = self._lse_of(slice(0, T)), max(1, tiles.TILE_ELEMENTS // max(1, B * H * D))
-        pairs = zip(torch.split(t.reshape(-1), at_once), torch.split(s.reshape(-1), at_once), strict=True)
-        return torch.cat([self._pick(*some, lse) for some in pairs], -1).reshape((*self.shape[:-2], *t.shape))
+        B, H, _, D = self._q.shape
+        lse, at_once = self._lse_at(t.reshape(-1)), max(1, tiles.TILE_ELEMENTS // max(1, B * H * D))
+        pairs = zip(*(torch.split(x, at_once, -1) for x in (t.reshape(-1), s.reshape(-1), lse)), strict=True)
+        return torch.cat([self._pick(*some) for some in pairs], -1).reshape((*self.shape[:-2], *t.shape))
 
     def _pick(self, t: Tensor, s: Tensor, lse: Tensor) -> Tensor:
-        """The weights at pairs (N,), (B, H, N): one dot product each."""
+        """The weights at pairs (N,) of rows of which lse (B, H, N) is known, (B, H, N): one dot product each."""
         (B, H, _, D), G = self._q.shape, max(1, self._k.shape[1])
         q = (self._q[:, :, t].to(self.dtype) * self.scale).reshape(B, min(G, H), H // G, t.numel(), D)
         dots = (q * self._k[:, :, s].to(self.dtype)[:, :, None]).sum(-1)
         dots = dots.reshape(B, H, t.numel(), 1)  # each pair is a block of its own
         at = self._t[t][None, None, :, None], s[None, None, :, None]
         scores = self._hide_pairs(self._biased(dots, *at), *at, -math.inf)
-        return weights_of(scores, lse[:, :, t])[..., 0]
+        return weights_of(scores, lse)[..., 0]
 
     def uniform(self) -> SoftmaxMap:
         even = super().uniform()
