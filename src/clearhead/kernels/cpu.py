@@ -32,6 +32,7 @@ ROWS = 128  # queries a block, of all heads that share a product
 FEWEST = 64  # fewer make the product slow: all keys are read for each block (65,536: 0.63 of the time with 16)
 SCORES = 1 << 20  # 4 MB: more would not stay in cache
 GAP = 16  # unused scores at the end of a row: rows a power of two apart would fight for one place in the cache
+LARGEST = 2.0**30  # powers of 2 in a row's lse: scores are then rounded by 32 of them, and beyond 127 is no float
 REMEMBERED = 256  # keys a row: so much of a mask is remembered from one key head to the next
 
 
@@ -110,7 +111,7 @@ def missing() -> str | None:
 
 
 def look(source: Source, wanted: Wanted, threads: int) -> Found | None:
-    """One pass. None where q or k give a sum that is not finite: tiles then say for which rows."""
+    """One pass. None where scores are not finite, or so large that y would be rounded by more than it may be: tiles."""
     work = _Pass(source, wanted)
     workers = max(1, min(threads, work.B * work.G * len(work.layouts)))
     shares = [_Share(work, n, workers) for n in range(workers)]
@@ -263,7 +264,7 @@ def _turns(work: _Pass, number: int, workers: int) -> Iterator[tuple[int, int, i
 def _found(work: _Pass, shares: list[_Share]) -> Found | None:
     """The shares together, and what follows from each row's sums."""
     r, normaliser, total, inner, moment, most, first, itself = (torch.from_numpy(x) for x in work.rows)
-    if not bool(torch.isfinite(normaliser).all()):
+    if not bool(torch.isfinite(normaliser).all()) or bool((r.abs() > LARGEST).any()):
         return None
     log2e, log2 = float(work.tile.LOG2E), normaliser.double().log2()
     lse = (r + log2) / log2e

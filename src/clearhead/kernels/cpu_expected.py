@@ -39,7 +39,7 @@ def _gather(
                 dot = np.float32(0)
                 for d in range(width):
                     dot += q[h, t, d] * k[g, s, d]
-                weight = np.exp(np.float64(dot) - lse[h, t])
+                weight = np.exp(min(np.float64(dot) - lse[h, t], 0.0))
                 mass[h, t] += weight
                 got[h, s] += weight
 

@@ -15,6 +15,7 @@ from clearhead.kernels.path import forced
 from clearhead.kernels.workers import apart
 from clearhead.maps import reductions as reduce
 from clearhead.maps.expected import Expected, ExpectedMass
+from clearhead.maps.scored import is_precise
 
 if TYPE_CHECKING:
     from clearhead.maps.softmax import SoftmaxMap
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 # Measured: at 9 heads of 1,024 tokens the compiled pass takes 0.45 of the time of tiles, at 512 tokens as long.
 FEW = 1 << 22  # weights: for fewer, loading the compiled loops takes longer than the pass
 FEW_OF_A_HEAD = 1 << 18  # with fewer, PyTorch is faster: it takes many heads at once
-PRECISE = 128.0  # an lse below it in float32 moves weights by less than 4e-6; others are found again, more exactly
 PICKED, PAIRS = 128, 1 << 12  # queries, and pairs, whose weights are computed at a time
 MOST = 64  # of the largest weights of a row: they are put in order one by one
 
@@ -171,7 +171,6 @@ def _hidden(attn: SoftmaxMap, rows: slice, cols: slice) -> Tensor:
 
 def _source(attn: SoftmaxMap) -> cpu.Source:
     kept, one = attn._kept_lse(), slice(0, 1)
-    known = kept.abs().masked_fill(kept == -math.inf, 0).amax() < PRECISE  # not where one is NaN: not known yet
     return cpu.Source(
         attn._q,
         attn._k,
@@ -180,7 +179,7 @@ def _source(attn: SoftmaxMap) -> cpu.Source:
         attn,
         partial(_Part, attn),
         interval=_interval(attn),
-        lse=kept if bool(known) else None,
+        lse=kept if is_precise(kept) else None,  # else it is found again, more exactly
         sinks=None if attn.sinks is None else attn.sinks[attn._h],
         is_moved=attn.bias is not None or attn.softcap is not None,
         is_alike=attn.mask is None or _hidden(attn, one, one).shape[:2] == (1, 1),

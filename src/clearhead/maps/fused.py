@@ -23,8 +23,9 @@ QUESTIONS = ("entropy", "distance", "received", "mass", "@", "mT @")
 # Measured with one thread (9 heads): of 256 tokens A X takes 0.77 of the time of tiles, of 128 tokens 0.86.
 FEW = 1 << 18  # weights: for fewer, tiles are as fast
 MANY = 1 << 22  # weights: from here on, Aᵀ Y is faster than with tiles even where each row's lse must be found first
+ROUNDED = 1e-4  # what rounding each row's lse may be: an entropy is the difference between it and a score
 WIDE = 64  # numbers a key, or twice the width of the keys: on the CPU more make A X slower than tiles
-Answer = Callable[[], "tuple[Tensor, Tensor | None]"]  # (B, H, …), and lse (B, H, T) if it was found on the way
+Answer = Callable[[], "tuple[Tensor, Tensor]"]  # (B, H, …), and each row's lse (B, H, T)
 
 
 def against(attn: SoftmaxMap, question: str) -> str | None:
@@ -81,14 +82,13 @@ def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> bool:
         return False
     attn._check_unchanged()
     found = [answer() for _, answer in asked]  # type: ignore[misc]
-    if not all(_is_finite(result) and (lse is None or _is_known(lse)) for result, lse in found):
-        return False  # numbers of q or k that are not finite: tiles say for which rows
+    if not all(bool(result.isfinite().all()) and _is_precise(lse) for result, lse in found):
+        return False  # numbers of q or k that are not finite, or very large: tiles say for which rows
     for (question, _), (result, _) in zip(asked, found, strict=True):  # type: ignore[misc]
         if question == "distance" and float(result.max()) * math.sqrt(attn.shape[-1]) < identities.BLOCK:
             return False  # all keys so near that what is told from the block's first row is not exact
     for reducer, (result, lse) in zip(reducers, found, strict=True):
-        if lse is not None:
-            attn._kept_lse().copy_(lse)
+        attn._kept_lse().copy_(lse)
         reducer.take(attn._shown(result))
     return True
 
@@ -98,7 +98,7 @@ def logsumexp(attn: SoftmaxMap) -> Tensor | None:
     if against(attn, "@") is not None or attn._needs_graph():
         return None
     lse, _ = identities.with_sinks(_sums(attn), _sinks(attn))
-    return lse if _is_known(lse) else None
+    return lse if _is_precise(lse) else None
 
 
 def _sums(attn: SoftmaxMap) -> Tensor:
@@ -112,7 +112,7 @@ def _sums(attn: SoftmaxMap) -> Tensor:
 
 
 def _knows_lse(attn: SoftmaxMap) -> bool:
-    return attn._keeps_lse() and _is_known(attn._kept_lse())
+    return attn._keeps_lse() and not bool(attn._kept_lse().isnan().any())
 
 
 def _has_graph(x: Tensor) -> bool:
@@ -125,12 +125,10 @@ def _is_wide(attn: SoftmaxMap, factor: reduce.Product) -> bool:
     return wide and attn.device.type == "cpu" and forced() != "fused"
 
 
-def _is_finite(result: Tensor) -> bool:
-    return bool(torch.isfinite(result).all())
-
-
-def _is_known(lse: Tensor) -> bool:
-    return not bool((lse.isnan() | lse.isposinf()).any())
+def _is_precise(lse: Tensor) -> bool:
+    """Whether every row's lse is near enough to 0; false, too, where one is NaN."""
+    near = lse.abs() * torch.finfo(lse.dtype).eps < ROUNDED
+    return bool((near | (lse == -math.inf)).all())
 
 
 def _asked(attn: SoftmaxMap, reducer: Any) -> tuple[str, Answer] | None:
@@ -138,10 +136,10 @@ def _asked(attn: SoftmaxMap, reducer: Any) -> tuple[str, Answer] | None:
     if type(reducer) is reduce.PerQuery and not reducer.maximum:
         return _asked_of_rows(attn, reducer.measure)
     if type(reducer) is reduce.PerKey and not reducer.maximum:
-        return "received", lambda: (identities.received(_source(attn), _lse(attn)), None)
+        return "received", lambda: _turned(attn, identities.received)
     if type(reducer) is reduce.Product and reducer._transposed:
         y = _four(attn, reducer._x)
-        return "mT @", lambda: (identities.transposed_product(_source(attn), y, _lse(attn)), None)
+        return "mT @", lambda: _turned(attn, partial(identities.transposed_product, y=y))
     if type(reducer) is reduce.Product:
         return "@", lambda: identities.product(_source(attn), _four(attn, reducer._x), _sinks(attn))
     return None
@@ -156,6 +154,11 @@ def _asked_of_rows(attn: SoftmaxMap, measure: Any) -> tuple[str, Answer] | None:
     if function is reduce._mass:
         return "mass", lambda: _mass(attn, measure.args[0])
     return None
+
+
+def _turned(attn: SoftmaxMap, answer: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    lse = attn._lse_of(slice(0, attn.shape[-2]))
+    return answer(_source(attn), lse=lse), lse
 
 
 def _mass(attn: SoftmaxMap, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,10 +195,6 @@ def _added(attn: SoftmaxMap, rows: slice, cols: slice) -> Tensor:
     at, nothing = attn._indices(t, s), attn.like.new_zeros(t.numel(), s.numel())
     added = nothing if attn.bias is None else attn.bias.values(*at).to(attn.dtype) + nothing
     return added if attn.mask is None else torch.where(attn.mask.allows(*at), added, -math.inf)
-
-
-def _lse(attn: SoftmaxMap) -> Tensor:
-    return attn._lse_of(slice(0, attn.shape[-2]))
 
 
 def _sinks(attn: SoftmaxMap) -> Tensor | None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from clearhead._checks import check_count, span
 from clearhead.kernels import tiles
 from clearhead.maps.base import AttentionMap
-from clearhead.maps.scored import Scored
+from clearhead.maps.scored import Scored, is_precise
 
 __all__ = ["block_picture"]
 
@@ -59,9 +59,9 @@ def _blocks(attn: AttentionMap, rows: slice, cols: slice, side: int) -> Iterator
 
 def _peaks(attn: AttentionMap, rows: slice, cols: slice, side: int) -> Tensor:
     """The largest weight under each pixel of a block."""
-    if not isinstance(attn, Scored):
+    if not isinstance(attn, Scored) or not is_precise(lse := attn._lse_of(rows)):
         return _pooled(attn.tile(rows, cols), side, maximum=True)
-    scores, lse = attn._scores(rows, cols), attn._lse_of(rows)
+    scores = attn._scores(rows, cols)
     scores = scores.sub_(lse.masked_fill(lse == -math.inf, 0)[..., None])
     return attn._shown(_pooled(scores, side, maximum=True).exp_())
 

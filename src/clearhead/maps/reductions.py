@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from clearhead._checks import has_numbers
 from clearhead.kernels import tiles
 from clearhead.kernels.gradients import Found
 from clearhead.kernels.grouped import grouped_matmul
@@ -152,12 +153,22 @@ class Pool(Summed):
         touched = slice(part.start * bins // size, (part.stop - 1) * bins // size + 1)
         if not self.maximum:
             one_hot = torch.nn.functional.one_hot(bin_of - touched.start, touched.stop - touched.start)
-            return touched, grouped_matmul(weights, one_hot.to(weights.dtype))
+            return touched, _summed(weights, one_hot.to(weights.dtype))
         # A bin is a run of at most ⌈size/bins⌉ entries; short runs repeat their last entry, harmless to a maximum.
         first = torch.searchsorted(bin_of, torch.arange(touched.start, touched.stop, device=weights.device))
         after = torch.cat([first[1:], first.new_tensor([bin_of.numel()])])
         run = torch.arange(int((after - first).max()), device=weights.device)
         return touched, weights[..., torch.minimum(first[:, None] + run, after[:, None] - 1)].amax(-1)
+
+
+def _summed(weights: Tensor, one_hot: Tensor) -> Tensor:
+    """weights @ one_hot, where a NaN stays in its own bin (0 · NaN would be NaN)."""
+    sums = grouped_matmul(weights, one_hot)
+    if not has_numbers(sums) or bool(sums.isfinite().all()):
+        return sums
+    finite = weights.isfinite()
+    reached = grouped_matmul((~finite).to(weights.dtype), one_hot) > 0
+    return grouped_matmul(weights.where(finite, 0), one_hot).masked_fill(reached, torch.nan)
 
 
 class Pick(Summed):

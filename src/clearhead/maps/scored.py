@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from clearhead._checks import has_numbers
 from clearhead.kernels import gradients, tiles
 from clearhead.kernels.gradients import Found
 from clearhead.maps.query_key import QueryKeyMap
@@ -23,7 +24,7 @@ from clearhead.masks import Coverage, MaskRule
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
+PRECISE = 128.0  # an lse below it, in float32, moves weights by less than 4e-6
 # Measured (9 heads, 2,048 tokens, causal, one thread): a quarter of the rows, scattered, takes 0.4 of the time of all,
 # which the compiled pass finds; one row 0.05.
 FEW = 4  # rows are few where there are so many times as many
@@ -100,10 +101,10 @@ class Scored(QueryKeyMap):
         """The weights of whole rows, and their lse on the way: the largest weight is exp(largest score - lse)."""
         top = scores.amax(-1)
         nothing = (top == -math.inf)[..., None]
-        some_nothing = not self._has_numbers or bool(nothing.any())
-        weights = torch.softmax(scores.masked_fill(nothing, 0) if some_nothing else scores, -1)
-        if some_nothing:
-            weights = weights.masked_fill(nothing, 0)
+        is_finite = self._has_numbers and bool(top.isfinite().all())
+        weights = torch.softmax(scores if is_finite else scores.masked_fill(nothing, 0), -1)
+        if not is_finite:
+            weights = weights.masked_fill(scores == -math.inf, 0)  # in a row that is NaN, too
         if self._keeps_lse():
             self._kept_lse()[:, :, rows] = top - weights.amax(-1).log().masked_fill(nothing[..., 0], 0)
         return weights
@@ -182,5 +183,14 @@ class LogSumExp:
 
 
 def weights_of(scores: Tensor, lse: Tensor) -> Tensor:
-    """exp(score - lse), 0 in a row that may attend to nothing."""
-    return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
+    """exp(score - lse): at most 1; exactly 0 of a score of -inf, whatever the others of its row are."""
+    shift = lse.masked_fill(lse == -math.inf, 0)[..., None]
+    if is_precise(lse):
+        return torch.exp(scores - shift)
+    weights = torch.exp((scores - shift.masked_fill(shift == math.inf, math.nan)).clamp(max=0))
+    return weights.masked_fill(scores == -math.inf, 0)
+
+
+def is_precise(lse: Tensor) -> bool:
+    """Whether each row's lse is so near 0 that the weights that follow from it are as exact as a softmax's."""
+    return has_numbers(lse) and bool((lse.abs() < PRECISE).logical_or_(lse == -math.inf).all())
