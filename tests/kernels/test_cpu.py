@@ -184,6 +184,20 @@ def test_rows_that_see_nothing() -> None:
     torch.testing.assert_close(found.received.sum(-1), torch.full((1, 2), 160.0))
 
 
+def test_the_default_dtype_and_device_change_nothing() -> None:
+    q, k = qk(70, 90, H=4, G=2)
+    rules = (masks.causal(), masks.causal() & masks.strided(2))
+    want = [SoftmaxMap(q, k, mask=rule).statistics() for rule in rules]
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = [SoftmaxMap(q, k, mask=rule).statistics() for rule in rules]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for got, exact in zip(found, want, strict=True):
+        assert all(torch.equal(value, getattr(exact, name)) for name, value in vars(got).items())
+
+
 # --- the loops -------------------------------------------------------------------------------------------------------
 
 
@@ -444,6 +458,17 @@ def test_without_numba_tiles_serve_and_plan_says_so(no_numba: None, compiled_pas
     exact = reference.entropy(reference.weights(q.double(), k.double(), mask=seen))
     torch.testing.assert_close(attn.statistics().entropy.double(), exact, rtol=0, atol=1e-5)
     assert compiled_pass == [0]
+
+
+def test_where_numba_is_told_not_to_compile_tiles_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NUMBA_DISABLE_JIT=1, as under a debugger: the loops have parts that no Python can run."""
+    monkeypatch.setattr(tile, "DISABLED", True)
+    cpu.missing.cache_clear()
+    try:
+        taken = SoftmaxMap(*qk(40, 50)).plan()["statistics"]
+    finally:
+        cpu.missing.cache_clear()
+    assert (taken.kernel, "NUMBA_DISABLE_JIT" in taken.why) == ("tiles", True)
 
 
 def test_plan_says_what_is_taken_and_computes_nothing() -> None:

@@ -98,3 +98,17 @@ def test_scores_far_from_0_leave_weights_between_0_and_1(kernel: str, factor: fl
             torch.testing.assert_close(got, of(exact), rtol=0, atol=1e-3, msg=f"{name}: {got - of(exact)}")
         elif name != "mass":
             assert ((got >= 0) & (got <= 1)).all(), name
+
+
+@pytest.mark.parametrize("kernel", ["tiles", "cpu", "fused"])
+def test_the_log_sum_exp_of_a_row_that_sees_nothing_is_its_sink(kernel: str) -> None:
+    (q, k), sinks = inputs(), torch.tensor([0.5, -2.0, 30.0, 0.0])
+    seen = SEEN & (AT > 2)
+    for mask in (seen, torch.zeros_like(seen)):
+        exact = dense(q, k, mask)
+        with force(kernel):
+            attn = SoftmaxMap(q, k, mask=mask, sinks=sinks)
+            entropy, lse = attn.entropy(), attn.lse
+        torch.testing.assert_close(lse[..., :3], sinks[:, None].expand(2, 4, 3))
+        assert (entropy[..., :3] == 0).all()
+        assert (attn.to_dense()[exact == 0] == 0).all()

@@ -107,7 +107,7 @@ def missing() -> str | None:
         _tile()
     except ImportError as error:
         return f"numba does not load: {error}"
-    return None
+    return "numba is told not to compile (NUMBA_DISABLE_JIT)" if _tile().DISABLED else None
 
 
 def look(source: Source, wanted: Wanted, threads: int) -> Found | None:
@@ -166,14 +166,14 @@ def _given(source: Source, wanted: Wanted) -> Any:
         vector, offsets = wanted.values, torch.zeros_like(at)
     else:  # |position - s| for every s is a part of …, 2, 1, 0, 1, 2, …
         low, high = (int(end) for end in at.aminmax()) if at.numel() else (0, 0)
-        vector, offsets = torch.arange(-high, source.k.shape[2] - low).abs(), high - at
-    known = (torch.empty(0, 0, 0),) * 2
+        vector, offsets = torch.arange(-high, source.k.shape[2] - low, device=at.device).abs(), high - at
+    known = (at.new_empty(0, 0, 0, dtype=torch.float32),) * 2
     if source.lse is not None:
         powers = source.lse.double() * float(_tile().LOG2E)
         reference = powers.round().nan_to_num(neginf=0)  # of a query that may attend to nothing
         known = reference.float(), (powers - reference).exp2().float()
-    sinks = torch.empty(0) if source.sinks is None else source.sinks.float()
-    ends = (torch.empty(0, dtype=torch.long),) * 2 if source.interval is None else source.interval
+    sinks = at.new_empty(0, dtype=torch.float32) if source.sinks is None else source.sinks.float()
+    ends = (at.new_empty(0),) * 2 if source.interval is None else source.interval
     tensors = (*known, sinks, *ends, at, F.pad(vector.float(), (0, STEP)), offsets)
     return _tile().Given(*(x.detach().contiguous().numpy() for x in tensors))
 
@@ -193,8 +193,8 @@ class _Share:
         self.work, self._turns = work, _turns(work, number, workers)
         self.columns = work.columns()
         height, lowest = (n * work.heads for n in (work.layouts.height, work.layouts.lowest))
-        self._keys = torch.empty(work.D, work.S)
-        self._scores = torch.empty(max(SCORES, lowest * work.layouts.widest) + height * GAP)
+        size = max(SCORES, lowest * work.layouts.widest) + height * GAP
+        self._keys, self._scores = (work.source.q.new_empty(n, dtype=torch.float32) for n in ((work.D, work.S), size))
         self._rooms: dict[int, _Room] = {}
 
     def run(self) -> None:
@@ -268,6 +268,8 @@ def _found(work: _Pass, shares: list[_Share]) -> Found | None:
         return None
     log2e, log2 = float(work.tile.LOG2E), normaliser.double().log2()
     lse = (r + log2) / log2e
+    if work.source.sinks is not None:  # rows that see nothing were not looked at
+        lse = torch.where(normaliser == 0, work.source.sinks.double()[:, None], lse)
     found = {"lse": lse}
     if work.wanted.rows:
         entropy = (log2.clamp(min=-1e9).float() * total - inner) * math.log(2)

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+DISABLED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
 PADDING = 64  # rows are filled up to a multiple, with scores of -inf: no loop has a tail
 
 f32 = np.float32

@@ -100,7 +100,7 @@ def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected], threads: int) -> 
 def _picked(attn: SoftmaxMap, expected: Expected) -> tuple[Tensor, Tensor]:
     """The same from single weights, some queries at a time."""
     (B, H, T, _), S, lse = attn._q.shape, attn.shape[-1], attn._kept_lse()
-    mass, got = (torch.zeros(B, H, n, dtype=torch.float64) for n in (T, S))
+    mass, got = (lse.new_zeros(B, H, n, dtype=torch.float64) for n in (T, S))
     before = len(expected.start) - T
     for start in range(0, T, PICKED):
         t, s = expected.pairs(start + before, min(start + PICKED, T) + before)
@@ -152,8 +152,9 @@ class _Part:
 
     @cached_property
     def _attn(self) -> Any:
-        at = {"B": torch.tensor([self._batch]), "H": torch.arange(self._heads.start, self._heads.stop)}
-        return self._whole._select(tuple(at[axis] for axis in self._whole._axes), None)
+        whole = self._whole
+        at = {"B": slice(self._batch, self._batch + 1), "H": self._heads}
+        return whole[tuple(at[axis] for axis in whole._axes)]
 
     def moved(self, scores: Tensor, rows: slice, cols: slice) -> Tensor:
         moved: Tensor = self._attn._biased(scores, *self._attn._grid(rows, cols))
