@@ -133,6 +133,11 @@ def test_no_tokens_are_refused(tokens: int) -> None:
         bench.bench(tokens=tokens)
 
 
+def test_more_tokens_than_there_is_memory_for_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"1,000,000,000,000,000 tokens: q, k and v alone take 6\.9 \w+"):
+        bench.bench(tokens=10**15)
+
+
 def test_more_tokens_than_a_model_reads_are_refused(tiny: Path, empty_cache: Path) -> None:
     with pytest.raises(ModelError, match=r"tokens=65\): the model reads at most 64 tokens"):
         bench.bench(str(tiny), 65)

@@ -115,7 +115,12 @@ def draw_tensors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random q (1, H, T, 64), k and v (1, G, T, 64), the same at each call."""
     dice = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, tokens, WIDTH, generator=dice) for n in (heads, groups or heads, groups or heads))
+    counts = (heads, groups or heads, groups or heads)
+    try:
+        q, k, v = (torch.randn(1, n, tokens, WIDTH, generator=dice) for n in counts)
+    except RuntimeError as error:
+        need = size(4 * sum(counts) * tokens * WIDTH)
+        raise ShapeError(f"{tokens:,} tokens: q, k and v alone take {need}, more than there is.") from error
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
