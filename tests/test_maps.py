@@ -383,6 +383,40 @@ def test_trap_24_what_is_not_a_float_tensor() -> None:
         SoftmaxMap(x, x, sinks=torch.zeros(2))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda x: x.to_sparse(),
+        lambda x: torch.nested.nested_tensor([x[0], x[0, :, :2]]),
+    ],
+    ids=["float8", "sparse", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_trap_24_tensors_that_cannot_be_multiplied_here(make: Callable[[Tensor], Tensor]) -> None:
+    x = make(torch.randn(1, 2, 4, 8))
+    with pytest.raises(DTypeError, match=r"SoftmaxMap\(q=a .*(float8|sparse|nested).*convert with"):
+        SoftmaxMap(x, x)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda a: a.pool_max(3), r"a picture of size 3: expected \(rows, columns\)"),
+        (lambda a: a.pool_sum((2, 2, 2)), r"a picture of size \(2, 2, 2\)"),
+        (lambda a: a.overview((2.0, 2.0)), r"a picture of size \(2.0, 2.0\)"),
+        (lambda a: a.topk(2.0), r"topk\(k=2.0\): expected an integer >= 1"),
+        (lambda a: a.pick([0, 1, 2], [0, 1]), r"pick\(t \(3,\), s \(2,\)\)"),
+        (lambda a: a.mass(None), "mass: key: expected integers, a slice or a bool tensor, got NoneType"),
+    ],
+)
+def test_trap_24_questions_that_have_no_answer(
+    ask: Callable[[SoftmaxMap], object], message: str, qk: tuple[Tensor, Tensor]
+) -> None:
+    with pytest.raises((ShapeError, DTypeError), match=message):
+        ask(SoftmaxMap(*qk))
+
+
 def test_a_figure_has_one_panel_a_head(qk: tuple[Tensor, Tensor]) -> None:
     pytest.importorskip("matplotlib")
     attn = SoftmaxMap(*qk, mask=masks.causal())

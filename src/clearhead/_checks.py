@@ -17,6 +17,9 @@ def describe(value: object) -> str:
     """A tensor by dtype and shape, anything else by its type: never its contents."""
     if isinstance(value, Tensor) and value.is_nested:  # has no shape
         return f"a nested {str(value.dtype).removeprefix('torch.')} tensor of {value.size(0)} parts"
+    if isinstance(value, Tensor) and value.layout is not torch.strided:
+        layout = str(value.layout).removeprefix("torch.")
+        return f"a {layout} {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     shape = getattr(value, "shape", None)
@@ -83,8 +86,10 @@ def check_floats(call: str, device: torch.device, **tensors: object) -> None:
 
 
 def _check_dtypes(arrived: str, tensors: Sequence[Tensor]) -> None:
-    if not all(t.is_floating_point() for t in tensors):
-        raise DTypeError(f"{arrived}: expected floating-point tensors; convert with .float().")
+    if not all(t.is_floating_point() and t.dtype.itemsize > 1 for t in tensors):
+        raise DTypeError(f"{arrived}: expected 16-bit or wider floating-point tensors; convert with .float().")
+    if any(t.is_nested or t.layout is not torch.strided for t in tensors):
+        raise DTypeError(f"{arrived}: expected dense tensors; convert with .to_dense() or .to_padded_tensor(0.0).")
     if len({t.dtype for t in tensors}) > 1:
         raise DTypeError(f"{arrived}: q, k and v must have one dtype; convert with .to(q.dtype).")
     if len({t.device for t in tensors}) > 1:
@@ -142,7 +147,10 @@ def index_tensor(index: object, size: int, what: str, device: torch.device) -> T
     if isinstance(index, slice):
         chosen = range(*index.indices(size))
         return torch.arange(len(chosen), device=device) * chosen.step + chosen.start
-    at = torch.as_tensor(index, device=device)
+    try:
+        at = torch.as_tensor(index, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise DTypeError(f"{what}: expected integers, a slice or a bool tensor, got {describe(index)}.") from None
     if at.dtype == torch.bool:
         if at.shape != (size,):
             raise ShapeError(f"{what}: a bool index needs shape ({size},), got {tuple(at.shape)}.")

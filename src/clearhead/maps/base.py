@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._checks import describe, has_numbers, index_tensor, position
+from clearhead._checks import check_count, describe, has_numbers, index_tensor, position
 from clearhead._format import size
 from clearhead.errors import DTypeError, ShapeError
 from clearhead.kernels import gradients, tiles
@@ -184,7 +184,11 @@ class AttentionMap(ABC):
     def _pairs(self, t: Tensor | int, s: Tensor | int) -> tuple[Tensor, Tensor]:
         T, S = self.shape[-2:]
         t, s = index_tensor(t, T, "pick: query", self.device), index_tensor(s, S, "pick: key", self.device)
-        return torch.broadcast_tensors(t, s)  # type: ignore[no-any-return, no-untyped-call]
+        try:
+            return torch.broadcast_tensors(t, s)  # type: ignore[no-any-return, no-untyped-call]
+        except RuntimeError:
+            given = f"pick(t {tuple(t.shape)}, s {tuple(s.shape)})"
+            raise ShapeError(f"{given}: expected queries and keys whose shapes broadcast together.") from None
 
     def diagonal(self, offset: int = 0) -> Tensor:
         """The weights at `offset` keys from each query's own position: diagonal(-1) is the previous token.
@@ -280,7 +284,8 @@ class AttentionMap(ABC):
 
         Where fewer than k keys are visible, the values end in 0. One pass, O(T·k) memory.
         """
-        if not 1 <= k <= self.shape[-1]:
+        check_count("topk", "k", k, at_least=1)
+        if k > self.shape[-1]:
             raise ShapeError(f"topk({k}): {self!r} has {self.shape[-1]} keys; expected 1 <= k <= that.")
         top = reduce.TopK(self.shape[:-2], self.shape[-2], k, self.like)
         self._stream(top)
@@ -356,9 +361,13 @@ class AttentionMap(ABC):
 
     def _picture(self, size: tuple[int, int], *, maximum: bool) -> reduce.Pool:
         T, S = self.shape[-2:]
-        if not (1 <= size[0] <= T and 1 <= size[1] <= S):
-            raise ShapeError(f"a picture of {size[0]}×{size[1]} pixels: {self!r} allows 1…{T} rows and 1…{S} columns.")
-        return reduce.Pool(self.shape[:-2], T, S, size, self.like, maximum=maximum)
+        try:
+            R, C = map(operator.index, size)
+        except (TypeError, ValueError):
+            raise ShapeError(f"a picture of size {size!r}: expected (rows, columns), two integers.") from None
+        if not (1 <= R <= T and 1 <= C <= S):
+            raise ShapeError(f"a picture of {R}×{C} pixels: {self!r} allows 1…{T} rows and 1…{S} columns.")
+        return reduce.Pool(self.shape[:-2], T, S, (R, C), self.like, maximum=maximum)
 
     @property
     def like(self) -> Tensor:
