@@ -187,3 +187,60 @@ def test_a_fresh_process_prepares_the_way_with_its_inputs(tiny: Path, empty_cach
     found = bench._tensor_way(8, "all statistics")()
     exact = SoftmaxMap(*bench.draw_tensors(8)[:2], mask=causal()).statistics()
     torch.testing.assert_close(found.entropy, exact.entropy)
+
+
+# -- the scripts
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The benchmarks' report and their peers, writing elsewhere."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    import _peers
+    import _report
+
+    for name, path in {
+        "HERE": tmp_path / "b",
+        "RESULTS": tmp_path / "b" / "r.md",
+        "PLOTS": tmp_path / "b" / "p",
+    }.items():
+        monkeypatch.setattr(_report, name, path)
+    (tmp_path / "b").mkdir()
+    return _report, _peers
+
+
+def script(folder: Path, name: str) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(f'"""What {name} asks."""')
+    return str(path)
+
+
+def test_a_report_replaces_its_own_section_and_an_error_leaves_all_as_it_was(scripts: Any, tmp_path: Path) -> None:
+    report = scripts[0]
+    for name, cell in (("second", "1"), ("first", "2"), ("second", "3")):
+        with report.Report(script(tmp_path, name), f"Title of {name}") as made:
+            made.table(["", "ms"], [["ours", cell]])
+    text = report.RESULTS.read_text()
+    assert [line for line in text.splitlines() if line.startswith(("<!--", "##", "| ours"))] == [
+        *("<!-- first.py -->", "## Title of first", "| ours |  2 |"),
+        *("<!-- second.py -->", "## Title of second", "| ours |  3 |"),
+    ]
+    assert "What first asks." in text
+    with pytest.raises(KeyError), report.Report(script(tmp_path, "first"), "Another"):
+        raise KeyError
+    assert report.RESULTS.read_text() == text
+
+
+def test_a_plot_is_an_svg_beside_the_results(scripts: Any, tmp_path: Path) -> None:
+    report, figure = scripts[0], pytest.importorskip("matplotlib.figure").Figure()
+    with report.Report(script(tmp_path, "first"), "Title") as made:
+        made.plot(figure, "shape", "a shape")
+    assert "![a shape](plots/first-shape.svg)" in report.RESULTS.read_text()
+    assert "<svg" in (report.PLOTS / "first-shape.svg").read_text()
+
+
+def test_a_peer_that_is_not_there_is_left_out_and_said(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = scripts[1]
+    monkeypatch.setattr(module, "PYTHON", "/no/python")
+    with module.peers({"theirs": ("torchlens", "folder", 5)}) as (ready, missing):
+        assert (ready, missing) == ({}, {"theirs": "/no/python: No such file or directory"})

@@ -237,6 +237,19 @@ def test_layouts_hold_every_visible_pair_once(name: str, T: int, S: int) -> None
             assert piece.height <= 4 or piece.height * piece.width <= 5000
 
 
+@pytest.mark.parametrize(("rule", "most"), [(masks.causal(), None), (masks.sliding_window(256), 256)], ids=repr)
+@pytest.mark.parametrize("told", [True, False], ids=["intervals", "blocks"])
+def test_layouts_skip_what_is_empty_and_mask_only_what_is_mixed(rule: MaskRule, most: int | None, told: bool) -> None:
+    n, height, step = 2048, 128, 2 * cpu_layout.STEP
+    ends = rule.interval(torch.arange(n), n, n)
+    assert ends is not None
+    interval = (ends[0].numpy(), ends[1].numpy()) if told else None
+    layouts = cpu_layout.Layouts(BoundMask(rule, n, n), interval, n, n, height, lowest=4, scores=1 << 20)
+    for piece in (piece for block in range(len(layouts)) for piece in layouts[block]):
+        assert piece.width <= step + (piece.rows.stop if most is None else piece.height + most)
+        assert sum(cols.stop - cols.start for cols in piece.partly) <= (0 if told else 2 * (height + step))
+
+
 @pytest.mark.parametrize(("T", "S"), [(5, 9), (9, 5), (7, 7)])
 @pytest.mark.parametrize(
     "rule",
