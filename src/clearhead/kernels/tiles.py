@@ -118,9 +118,6 @@ def partial_runs(source: Bounded, rows: slice, cols: slice) -> list[slice]:
 
 def _runs(source: Bounded, rows: slice, cols: slice, left_out: Coverage) -> list[slice]:
     runs: list[slice] = []
-    whole = source.block(rows, cols)
-    if whole is not Coverage.MIXED:
-        return [cols] if whole is not left_out and cols.stop > cols.start else []
     for part in split(cols, max(ROWS, -(-(cols.stop - cols.start) // CHUNKS))):
         if source.block(rows, part) is left_out:
             continue
