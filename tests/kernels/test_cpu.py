@@ -135,6 +135,28 @@ def test_lse_is_found_on_the_way_and_kept(compiled_pass: list[int]) -> None:
     assert compiled_pass == [2]  # for its lse
 
 
+def test_two_pictures_and_two_moments_in_one_pass_are_each_their_own(compiled_pass: list[int]) -> None:
+    q, k = qk(60, 60)
+    lead, like, chosen = (1, 2), torch.empty(0), (torch.arange(60) % 2 == 0).float()
+    pools = [reductions.Pool(lead, 60, 60, size, like, maximum=True) for size in ((3, 3), (5, 4))]
+    moments = [reductions.distance(torch.arange(60)), reductions.mass(chosen), reductions.mass(1 - chosen)]
+    rows = [reductions.PerQuery(lead, 60, like, measure) for measure in moments]
+    tops = [reductions.TopK(lead, 60, k, like) for k in (2, 3)]
+    SoftmaxMap(q, k)._stream(*pools, *rows, *tops)
+    assert compiled_pass == [1]
+    a = reference.weights(q.double(), k.double())
+    apart = (torch.arange(60)[:, None] - torch.arange(60)).abs()
+    for got, exact in [
+        (pools[0].result, a.unflatten(-1, (3, 20)).unflatten(-3, (3, 20)).amax((-1, -3))),
+        (pools[1].result, a.unflatten(-1, (4, 15)).unflatten(-3, (5, 12)).amax((-1, -3))),
+        (rows[0].result, (a * apart).sum(-1)),
+        (rows[1].result, a[..., ::2].sum(-1)),
+        (rows[2].result, a[..., 1::2].sum(-1)),
+        *((top.result()[0], a.topk(top.k).values) for top in tops),
+    ]:
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("factor", [1e-20, 300.0, 1e6, 1e9])
 def test_scores_of_any_size(factor: float) -> None:
     """Also where all of a row are so far below 0 that their bits are in another order."""

@@ -63,25 +63,36 @@ def _look(attn: SoftmaxMap, wanted: cpu.Wanted, threads: int) -> cpu.Found | Non
 
 def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     """Give every reducer that it can its result; those that tiles must serve are left, with every row's lse known."""
-    later = [reducer for reducer in reducers if type(reducer) is ExpectedMass]  # once every row's lse is known
-    asked = {id(reducer): _asked(reducer) for reducer in reducers}
-    names = {key: name for key, (name, _) in asked.items() if name is not None}
-    moments = [key for key, name in names.items() if name == "moment"][1:]  # a pass finds one
-    left = [
-        reducer for reducer in reducers if id(reducer) in moments or (id(reducer) not in names and reducer not in later)
-    ]
-    known = [reducer for reducer in reducers if reducer not in left and reducer not in later]
-    how: dict[str, Any] = {name: value for reducer in known for name, value in asked[id(reducer)][1].items()}
-    found = look(attn, cpu.Wanted(**how)) if known or later else None
+    later: list[ExpectedMass] = []
+    left: list[Any] = []
+    taken: dict[str, list[Any]] = {}
+    how: dict[str, Any] = {}
+    for reducer in reducers:
+        name, wants = _asked(reducer)
+        if type(reducer) is ExpectedMass:  # once every row's lse is known
+            later.append(reducer)
+        elif name is None or any(how.get(key, value) is not value for key, value in wants.items()):
+            left.append(reducer)  # a pass finds one moment, and one picture
+        else:
+            taken.setdefault(name, []).append(reducer)
+            how |= wants
+    found = look(attn, cpu.Wanted(**how)) if taken or later else None
     if found is None:
         return list(reducers)
-    for reducer in known:
-        result = getattr(found, str(names[id(reducer)]))
-        reducer.take(*(attn._shown(part) for part in (result if isinstance(result, tuple) else (result,))))
-    expected = [reducer.expected for reducer in later]
-    for reducer, sums in zip(later, apart(partial(_on_expected, attn, expected, torch.get_num_threads())), strict=True):
-        reducer.take(*map(attn._shown, sums))
+    for name, same in taken.items():
+        result = getattr(found, name)
+        for reducer in same:
+            reducer.take(*map(attn._shown, result if isinstance(result, tuple) else (result,)))
+    if later:
+        _take_expected(attn, later)
     return left
+
+
+def _take_expected(attn: SoftmaxMap, reducers: Sequence[ExpectedMass]) -> None:
+    wanted = [reducer.expected for reducer in reducers]
+    found = apart(partial(_on_expected, attn, wanted, torch.get_num_threads()))
+    for reducer, sums in zip(reducers, found, strict=True):
+        reducer.take(*map(attn._shown, sums))
 
 
 def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected], threads: int) -> list[tuple[Tensor, Tensor]]:
@@ -140,8 +151,10 @@ def _asked_of_rows(reducer: reduce.PerQuery) -> tuple[str | None, dict[str, Any]
     function = measure.func if isinstance(measure, partial) else measure
     names = {reduce.entropy: "entropy", reduce.to_first: "to_first", reduce._to_self: "to_self"}
     names |= {reduce._distance: "moment", reduce._mass: "moment"}
-    values = {"values": measure.args[0]} if function is reduce._mass else {}
-    return names.get(function), {"rows": True} | values
+    wants: dict[str, Any] = {"rows": True}
+    if names.get(function) == "moment":
+        wants["values"] = measure.args[0] if function is reduce._mass else None
+    return names.get(function), wants
 
 
 class _Part:
