@@ -427,6 +427,21 @@ def ended(process: subprocess.Popen[str]) -> tuple[list[str], str]:
     return out.splitlines(), errors
 
 
+def test_a_worker_that_is_ended_for_another_keeps_what_it_has_done(
+    model: Any, plain: Atlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("clearhead.heads.atlas_workers"), "_spawned", True)
+
+    def end(stage: str, done: int, total: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        made(model, out=tmp_path / "atlas", on_progress=end)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert len(list((tmp_path / "atlas").glob("part-*.json"))) == 1
+    assert made(model, resume=tmp_path / "atlas") == plain
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_killed_process_goes_on_to_the_same_table(model: Any, tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def atlas(
         progress = None if folder is None else Progress(folder, facts)
         workers_.wait()  # all have read the folder before one writes
         run = _Run(model, corpus, window, Part(world, rank), progress, on_progress or silent)
-        total = run.all()
+        with workers_.ended_in_order():
+            total = run.all()
         parts = [*(progress.parts if progress else []), *workers_.gathered(run.part)]
         whole = _whole(parts, total, folder)
     sums = whole.windows, whole.tokens, tuple(whole.layers), tuple(whole.uniform)
