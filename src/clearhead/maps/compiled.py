@@ -64,7 +64,7 @@ def _look(attn: SoftmaxMap, wanted: cpu.Wanted, threads: int) -> cpu.Found | Non
 def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     """Give every reducer that it can its result; those that tiles must serve are left, with every row's lse known."""
     later = [reducer for reducer in reducers if type(reducer) is ExpectedMass]  # once every row's lse is known
-    asked = {id(reducer): _asked(reducer) for reducer in reducers}
+    asked = {id(reducer): _asked(attn, reducer) for reducer in reducers}
     names = {key: name for key, (name, _) in asked.items() if name is not None}
     moments = [key for key, name in names.items() if name == "moment"][1:]  # a pass finds one
     left = [
@@ -74,8 +74,13 @@ def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     how: dict[str, Any] = {name: value for reducer in known for name, value in asked[id(reducer)][1].items()}
     found = look(attn, cpu.Wanted(**how)) if known or later else None
     if found is None:
+        for reducer in known:
+            if isinstance(reducer, reduce.Above):
+                reducer.forget()
         return list(reducers)
     for reducer in known:
+        if isinstance(reducer, reduce.Above):  # which has been told on the way
+            continue
         result = getattr(found, str(names[id(reducer)]))
         reducer.take(*(attn._shown(part) for part in (result if isinstance(result, tuple) else (result,))))
     expected = [reducer.expected for reducer in later]
@@ -118,7 +123,7 @@ def _interval(attn: SoftmaxMap) -> tuple[Tensor, Tensor] | None:
     return attn.mask.interval(attn._t, *attn._bound)
 
 
-def _asked(reducer: Any) -> tuple[str | None, dict[str, Any]]:
+def _asked(attn: SoftmaxMap, reducer: Any) -> tuple[str | None, dict[str, Any]]:
     """What a reducer wants, by its name in `cpu.Found`, and what the pass must be told; None: only tiles can."""
     if type(reducer) is reduce.PerQuery:
         return _asked_of_rows(reducer)
@@ -126,6 +131,10 @@ def _asked(reducer: Any) -> tuple[str | None, dict[str, Any]]:
         return "received_peak" if reducer.maximum else "received", {"columns": True}
     if type(reducer) is reduce.Pool:
         return "picture_max" if reducer.maximum else "picture_sum", {"picture": reducer.size}
+    if type(reducer) is reduce.Blocks:
+        return "blocks", {"blocks": reducer.side}
+    if isinstance(reducer, reduce.Above) and len(attn.shape) == 3 and len(attn._q) == 1:
+        return "above", {"above": reducer}
     if type(reducer) is reduce.TopK and reducer.k <= MOST:
         return "best", {"best": reducer.k}
     return None, {}
