@@ -162,9 +162,10 @@ def test_weights_above_a_threshold_and_peaks_of_blocks(
         assert not bool(above.weights[~there & ~near].any())
         padded = torch.nn.functional.pad(exact, (0, -T % side, 0, -T % side)).view(4, 13, side, 13, side)
         torch.testing.assert_close(blocks.result, padded.amax((2, 4)).float(), rtol=2e-5, atol=1e-7)
-        alone = reductions.Pool((4,), T, T, (7, 9), attn.like, maximum=False)
-        attn._stream(alone)
+        alone, other = (reductions.Pool((4,), T, T, size, attn.like, maximum=False) for size in ((7, 9), (3, 5)))
+        attn._stream(alone, other)
         torch.testing.assert_close(picture.result, alone.result, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(other.result, attn.pool_sum((3, 5)), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(entropy.result, attn.entropy(), rtol=0, atol=1e-5)
     assert compiled_pass[0] >= 4
 

@@ -66,12 +66,8 @@ def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     later = [reducer for reducer in reducers if type(reducer) is ExpectedMass]  # once every row's lse is known
     asked = {id(reducer): _asked(attn, reducer) for reducer in reducers}
     names = {key: name for key, (name, _) in asked.items() if name is not None}
-    moments = [key for key, name in names.items() if name == "moment"][1:]  # a pass finds one
-    left = [
-        reducer for reducer in reducers if id(reducer) in moments or (id(reducer) not in names and reducer not in later)
-    ]
-    known = [reducer for reducer in reducers if reducer not in left and reducer not in later]
-    how: dict[str, Any] = {name: value for reducer in known for name, value in asked[id(reducer)][1].items()}
+    known, how = _together([reducer for reducer in reducers if id(reducer) in names], asked)
+    left = [reducer for reducer in reducers if reducer not in known and reducer not in later]
     found = look(attn, cpu.Wanted(**how)) if known or later else None
     if found is None:
         for reducer in known:
@@ -87,6 +83,19 @@ def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     for reducer, sums in zip(later, apart(partial(_on_expected, attn, expected, torch.get_num_threads())), strict=True):
         reducer.take(*map(attn._shown, sums))
     return left
+
+
+def _together(reducers: Sequence[Any], asked: dict[int, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Those that one pass can serve, and what it must be told: it finds one moment, and pictures of one size."""
+    known, how, moments = list[Any](), dict[str, Any](), 0
+    for reducer in reducers:
+        name, told = asked[id(reducer)]
+        moments += name == "moment"
+        if (name == "moment" and moments > 1) or any(key in how and how[key] != value for key, value in told.items()):
+            continue
+        known.append(reducer)
+        how |= told
+    return known, how
 
 
 def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected], threads: int) -> list[tuple[Tensor, Tensor]]:
