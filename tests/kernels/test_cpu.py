@@ -141,13 +141,13 @@ class Dense(reductions.Above):
     ],
     ids=["causal", "softcap", "window and sinks", "documents"],
 )
-@pytest.mark.parametrize("scores", [cpu.SCORES, 1 << 11])
+@pytest.mark.parametrize(("scores", "side"), [(cpu.SCORES, 16), (1 << 11, 16), (cpu.SCORES, 48)])
 def test_weights_above_a_threshold_and_peaks_of_blocks(
-    mask: Any, how: dict[str, Any], scores: int, monkeypatch: pytest.MonkeyPatch, compiled_pass: list[int]
+    mask: Any, how: dict[str, Any], scores: int, side: int, monkeypatch: pytest.MonkeyPatch, compiled_pass: list[int]
 ) -> None:
     monkeypatch.setattr(cpu, "SCORES", scores)
     monkeypatch.setattr(cpu, "FEWEST", 4)
-    T, side, threshold = 200, 16, 0.01
+    T, threshold, n = 200, 0.01, -(-200 // side)
     q, k = qk(T, T, H=4, G=2, seed=8)
     attn = SoftmaxMap(3 * q, k, mask=mask, **how)[0]
     exact = SoftmaxMap(3 * q.double(), k.double(), mask=mask, **how)[0].to_dense()
@@ -160,7 +160,7 @@ def test_weights_above_a_threshold_and_peaks_of_blocks(
         there = (exact >= threshold) & ~near
         torch.testing.assert_close(above.weights[there], exact[there].float(), rtol=2e-5, atol=0)
         assert not bool(above.weights[~there & ~near].any())
-        padded = torch.nn.functional.pad(exact, (0, -T % side, 0, -T % side)).view(4, 13, side, 13, side)
+        padded = torch.nn.functional.pad(exact, (0, -T % side, 0, -T % side)).view(4, n, side, n, side)
         torch.testing.assert_close(blocks.result, padded.amax((2, 4)).float(), rtol=2e-5, atol=1e-7)
         alone, other = (reductions.Pool((4,), T, T, size, attn.like, maximum=False) for size in ((7, 9), (3, 5)))
         attn._stream(alone, other)

@@ -143,7 +143,7 @@ class _Pass:
         ends = None if source.interval is None else (source.interval[0].numpy(), source.interval[1].numpy())
         self.layouts = Layouts(source.bounded, ends, self.T, self.S, ROWS, lowest, SCORES // max(1, self.heads))
         self.given = _given(source, wanted)
-        self.rows, self.best = self._rows(), self._best()
+        self.rows, self.best, self._peaks = self._rows(), self._best(), self._block_peaks()
 
     def _rows(self) -> Any:
         every = (self.B, self.H, self.T)
@@ -156,6 +156,11 @@ class _Pass:
         size = (self.B, self.H, self.T, self.wanted.best)
         return self.tile.Best(np.full(size, -np.inf, np.float32), np.zeros(size, np.int64))
 
+    def _block_peaks(self) -> Any:
+        side = self.wanted.blocks
+        size = (self.B, self.H, -(-self.T // side), -(-self.S // side)) if side else (0, 0, 0, 0)
+        return np.zeros(size, np.float32)
+
     def columns(self) -> Any:
         """A worker's own columns and picture."""
         heads, nothing = (self.B, self.H), (0, 0, 0)
@@ -164,10 +169,10 @@ class _Pass:
         wanted, side = self.wanted, self.wanted.blocks
         scratch = self.layouts.widest if wanted.columns or wanted.picture or side else 0
         pixels = blocks = [np.zeros(0, np.int64)] * 2
-        peaks = np.zeros((*nothing, 0), np.float32)
+        peaks = self._peaks
         if side:
             blocks = [np.arange(n) // side for n in (self.T, self.S)]
-            peaks = np.zeros((*heads, -(-self.T // side), -(-self.S // side)), np.float32)
+            peaks = peaks if ROWS % side == 0 else self._block_peaks()  # else two workers may raise one row
         if self.wanted.picture:
             sizes = zip((self.T, self.S), self.wanted.picture, strict=True)
             pixels = [np.arange(n) * bins // n for n, bins in sizes]
@@ -314,7 +319,8 @@ def _found(work: _Pass, shares: list[_Share]) -> Found | None:
         found["picture_sum"] = torch.from_numpy(sum(x.picture_sums for x in columns))
         found["picture_max"] = torch.from_numpy(np.maximum.reduce([x.picture_peaks for x in columns]))
     if work.wanted.blocks:
-        found["blocks"] = torch.from_numpy(np.maximum.reduce([x.block_peaks for x in columns]))
+        peaks = list({id(x.block_peaks): x.block_peaks for x in columns}.values())
+        found["blocks"] = torch.from_numpy(peaks[0] if len(peaks) == 1 else np.maximum.reduce(peaks))
     scores, keys = (torch.from_numpy(x) for x in work.best)
     weights = torch.exp(scores.double() - lse.masked_fill(lse == -math.inf, 0)[..., None])
     return Found(best=(weights.float(), keys), **{name: x.float() for name, x in found.items()})
