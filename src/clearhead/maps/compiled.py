@@ -100,6 +100,8 @@ def _together(reducers: Sequence[Any], asked: dict[int, Any]) -> tuple[list[Any]
 
 def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected], threads: int) -> list[tuple[Tensor, Tensor]]:
     """What queries give to their expected keys (B, H, T), and what keys get so (B, H, S), both float64."""
+    if not wanted:
+        return []
     sees = _interval(attn)
     if sees is None or attn.bias is not None or attn.softcap is not None:
         return [_picked(attn, expected) for expected in wanted]
