@@ -29,8 +29,9 @@ from _report import Report
 import clearhead
 from clearhead import SoftmaxMap, View, masks
 from clearhead.kernels.tiles import stream
+from clearhead.maps.reductions import Blocks
 from clearhead.page.answers import Answers
-from clearhead.page.peaks import FINEST, Peaks
+from clearhead.page.peaks import FINEST, encoded
 from clearhead.page.server import Server
 
 LENGTHS, WIDTH, PIXELS, DEAR, ROUNDS = (8_192, 32_768, 131_072), 64, 256, 4_096, 15
@@ -83,9 +84,10 @@ def read(view: View) -> Answers:
     if n <= LENGTHS[1]:
         view.heads()
         return view.answers()
-    answers, peaks = view.answers(), Peaks(1, n, n, FINEST)
-    stream(view.maps[0][0], peaks)
-    answers._layers[0] = replace(answers._layers[0], peaks=peaks.result(), side=FINEST)
+    answers, attn = view.answers(), view.maps[0][0]
+    peaks = Blocks((1,), n, n, FINEST, attn.like)
+    stream(attn, peaks)
+    answers._layers[0] = replace(answers._layers[0], peaks=encoded(peaks.result), side=FINEST)
     return answers
 
 

@@ -17,10 +17,12 @@ import clearhead.cli as cli
 
 
 @pytest.fixture
-def importance(tiny: Path, empty_cache: Path, tmp_path: Path) -> Any:
+def importance(tiny: Path, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the command on the tiny model and a text of 63 tokens, in this process."""
     text = tmp_path / "text.txt"
     text.write_text("the he cat " * 9)
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
 
     def run(*arguments: str) -> Any:
         return CliRunner().invoke(cli.app, ["importance", str(text), "--model", str(tiny), *arguments])
@@ -63,6 +65,8 @@ def test_heads_that_are_named_are_taken_together(importance: Any) -> None:
         (["--how", "nought"], "expected one of zero, uniform, previous, mean"),
         (["--progress", "no/such/folder"], "there is no folder"),
         (["nowhere.txt"], "cannot read nowhere.txt"),
+        (["empty.txt"], "empty.txt: the text is empty"),
+        (["--progress", "empty.txt"], "no progress of such a run, or damaged"),
     ],
 )
 def test_bad_input_is_told(importance: Any, arguments: list[str], said: str) -> None:

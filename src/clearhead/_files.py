@@ -1,12 +1,14 @@
-"""Writing files."""
+"""Writing files, and telling whether they are as they were written."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 from pathlib import Path
 
-__all__ = ["FIGURES", "why_no_folder", "write_whole"]
+__all__ = ["FIGURES", "checksum", "why_no_folder", "write_whole"]
 
 FIGURES = (".svg", ".png", ".pdf")  # the endings of the files that a figure may be written to
 
@@ -21,6 +23,11 @@ def why_no_folder(folder: Path) -> str | None:
     if not above.is_dir():
         return f"cannot make the folder {folder}: there is no folder {above}"
     return None if os.access(above, os.W_OK | os.X_OK) else f"cannot write to the folder {above}: name one elsewhere"
+
+
+def checksum(told: object) -> str:
+    """Of what JSON holds: kept beside it, it says later whether anything of it was damaged."""
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def write_whole(target: Path, content: str | bytes) -> None:

@@ -54,7 +54,7 @@ def text_of(text: str | None, file: str | None) -> str:
     if text is None:
         return DEFAULT_TEXT
     if not text.strip():
-        stop("the text is empty: there is nothing to attend to")
+        stop(f"{'' if file in (None, '-') else f'{file}: '}the text is empty: there is nothing to attend to")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):  # bytes of an argument that were not UTF-8
         stop("the text is not valid UTF-8")
     return text

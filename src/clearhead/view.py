@@ -30,7 +30,7 @@ from clearhead.page.answers import Answers, LiveLayer
 from clearhead.page.html import render
 from clearhead.page.notebook import cell
 from clearhead.page.payload import ENDS, LayerData, Payload, build, page_facts, thumbnails, title_of
-from clearhead.page.peaks import Peaks, peaks_side
+from clearhead.page.peaks import encoded, peaks_side
 from clearhead.page.strong import THRESHOLD, Strong, StrongWeights, level_of
 from clearhead.page.terms import Terms
 from clearhead.page.texts import Picture, Tokens
@@ -254,12 +254,12 @@ class View:
         self._side = self._side or peaks_side(T, S, _head_count(self.maps), max(PEAKS, self.nbytes // 4))
         picture = reduce.Pool((H,), T, S, (min(T, THUMB), min(S, THUMB)), heads.like, maximum=False)
         strong = Strong(limit=STRONG_WEIGHTS // len(self.maps))
-        peaks = Peaks(H, T, S, self._side)
+        peaks = reduce.Blocks((H,), T, S, self._side, heads.like)
         more: tuple[Reducer, ...] = (picture, strong, peaks)
         scores = self._score(n, heads, *more)
         self._check_finite(scores)
         self._pictures[n:] = [thumbnails(_mean_over_queries(picture.result, T))]  # whatever a run before left there
-        self._strong[n:], self._peaks[n:] = [strong.result()], [peaks.result()]
+        self._strong[n:], self._peaks[n:] = [strong.result()], [encoded(peaks.result)]
         return scores
 
     def _score(self, n: int, heads: AttentionMap, *more: Reducer) -> LayerScores:

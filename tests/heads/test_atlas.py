@@ -21,6 +21,7 @@ import transformers
 
 import clearhead
 from clearhead import ModelError, RecordingError
+from clearhead._files import checksum
 from clearhead.heads import Atlas, atlas
 from clearhead.heads.atlas_progress import Part, together
 from clearhead.heads.corpus import Corpus
@@ -270,7 +271,7 @@ def test_what_three_processes_began_one_can_end(model: Any, plain: Atlas, tmp_pa
     (path,) = folder.glob("part-*.json")
     told = json.loads(path.read_text())
     told["part"]["step"] = 3  # as if two others had been killed before their first batch
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(told | {"check": checksum(told["part"])}))
     assert made(model, resume=folder) == plain
 
 
@@ -304,11 +305,24 @@ def test_progress_of_another_version_is_refused(model: Any, begun: Path, monkeyp
         made(model, resume=begun)
 
 
-def test_damaged_progress_is_said(model: Any, begun: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:200],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: text.replace('"step":1', '"step":0'),
+        lambda text: text.replace('"tokens":', '"tokens":1'),  # a number more than there was
+    ],
+)
+def test_damaged_progress_is_said(model: Any, begun: Path, damage: Callable[[str], str]) -> None:
     (part,) = begun.glob("part-*.json")
-    part.write_text(part.read_text()[:200])
+    whole = part.read_text()
+    part.write_text(damage(whole))
+    assert part.read_text() != whole
     with pytest.raises(RecordingError, match=r"part-0001-0000\.json is no progress of an atlas, or damaged"):
         made(model, resume=begun)
+    assert part.read_text() == damage(whole)
 
 
 def test_a_folder_is_new_or_gone_on_with(model: Any, begun: Path, tmp_path: Path) -> None:
@@ -360,6 +374,10 @@ def test_one_token_is_no_corpus(model: Any) -> None:
         (["ab"], {"window": 65}, r"window=65\): LlamaForCausalLM reads 64 tokens at most"),
         (["ab"], {"overlap": 16}, "windows of 16 tokens that overlap by 16"),
         (["ab"], {"workers": 0}, "workers=0.*at least one process"),
+        (["ab"], {"workers": 2.0}, r"workers=2\.0.*at least one process"),
+        (["ab"], {"window": 8.5}, r"window=8\.5.*a whole number of tokens"),
+        (["ab"], {"overlap": "1"}, "overlap='1'.*a whole number of tokens"),
+        (None, {}, r"atlas\(model, tokenizer, NoneType\): expected texts"),
     ],
 )
 def test_what_makes_no_sense_is_refused(model: Any, documents: Any, how: dict[str, Any], message: str) -> None:
@@ -370,6 +388,13 @@ def test_what_makes_no_sense_is_refused(model: Any, documents: Any, how: dict[st
 def test_models_that_read_two_texts_are_refused(translator: Any) -> None:
     with pytest.raises(ModelError, match="MarianMTModel reads two texts"):
         made(translator)
+
+
+def test_what_reads_no_text_is_refused(painter: Any) -> None:
+    with pytest.raises(ModelError, match="ViTModel reads no text"):
+        made(painter)
+    with pytest.raises(ModelError, match=r"atlas\('smollm2', …\): expected a torch.nn.Module"):
+        made("smollm2")
 
 
 def test_models_that_draw_dropout_are_refused() -> None:
@@ -400,6 +425,21 @@ def ended(process: subprocess.Popen[str]) -> tuple[list[str], str]:
     with process:
         out, errors = process.communicate()
     return out.splitlines(), errors
+
+
+def test_a_worker_that_is_ended_for_another_keeps_what_it_has_done(
+    model: Any, plain: Atlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("clearhead.heads.atlas_workers"), "_spawned", True)
+
+    def end(stage: str, done: int, total: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        made(model, out=tmp_path / "atlas", on_progress=end)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert len(list((tmp_path / "atlas").glob("part-*.json"))) == 1
+    assert made(model, resume=tmp_path / "atlas") == plain
 
 
 @pytest.mark.full

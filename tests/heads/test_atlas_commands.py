@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def heads(tiny: Path, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt"):
         Path(name).write_text(TEXT)
+    Path("white.txt").write_text("\ufeff \n\t\n")
 
     def run(*arguments: str) -> Any:
         return CliRunner().invoke(cli.app, ["heads", "--model", str(tiny), *arguments])
@@ -80,6 +82,9 @@ def test_the_command_makes_an_atlas(heads: Any, tiny: Path) -> None:
         ("a.txt --out .", "the folder . is not empty: go on with resume='.'"),
         ("a.txt --resume nowhere", "there is no progress of an atlas in nowhere: begin with out='nowhere'"),
         ("a.txt nothing.txt --out atlas", "cannot read nothing.txt: No such file or directory"),
+        ("a.txt --out a.txt", "cannot make the folder a.txt: a.txt is a file"),
+        ("a.txt --out a.txt/atlas", "a.txt is a file. Name another."),
+        ("a.txt white.txt --out atlas", "white.txt is empty: there is nothing to attend to"),
         ("a.txt --window 8", "--workers, --window and --overlap are of an atlas: name its folder"),
         ("a.txt --out atlas --window 999", "reads 64 tokens at most"),
         ("a.txt --out atlas --json nowhere/a.json", "--json nowhere/a.json: there is no folder"),
@@ -89,6 +94,16 @@ def test_bad_input_ends_in_one_line(heads: Any, arguments: str, message: str) ->
     done = heads(*arguments.split())
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr.splitlines()[-1]
+    assert not Path("atlas").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_model_runs(
+    heads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: mode == os.R_OK)
+    done = heads("a.txt", "--out", "atlas")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("clearhead: cannot write to the folder ")
     assert not Path("atlas").exists()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import clearhead
 from clearhead import DenseMap, SoftmaxMap, compare
-from clearhead.errors import DTypeError, ShapeError
+from clearhead.errors import DTypeError, ModelError, ShapeError
 from clearhead.kernels.tiles import tile_size
 from clearhead.masks import causal
 from clearhead.testing.memory import Allocations
@@ -136,6 +136,10 @@ def test_bad_input_is_told() -> None:
         compare(a, "text")
     with pytest.raises(ShapeError, match="permutations=-1"):
         compare(a, a, permutations=-1)
+    broken = dense(0)
+    broken[0, 1, 3, 0] = math.nan
+    with pytest.raises(ModelError, match="the weights of layer 1 are not finite"):
+        compare([a, DenseMap(broken)], [a, a])
 
 
 def test_one_text_in_other_tokens_is_told(writer: Any, wordpieces: Any) -> None:

@@ -74,7 +74,7 @@ def test_memory_holds_a_piece_of_a_long_document(monkeypatch: pytest.MonkeyPatch
     assert all(piece[-1] == "\n" and not piece[0].isspace() for piece in tokenizer.seen[1:-1])
 
 
-@pytest.mark.parametrize("text", ["a" * 100, "a b " * 25, "\n" * 100, "\n  a" * 25, "ä€𝄞" * 30])
+@pytest.mark.parametrize("text", ["a" * 100, "a b " * 25, "\n" * 99 + "a", "\n  a" * 25, "ä€𝄞" * 30])
 def test_files_are_read_as_they_are_wherever_they_can_be_cut(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +92,7 @@ def test_files_are_read_as_they_are_wherever_they_can_be_cut(
     ("content", "message"),
     [
         (b"", r"a\.txt is empty: there is nothing to attend to"),
+        (b"\xef\xbb\xbf\n \t", r"a\.txt is empty: there is nothing to attend to"),
         (b"abc\0d", r"a\.txt is not text: byte 3 is zero"),
     ],
 )
@@ -138,7 +139,12 @@ def test_documents_made_one_by_one_are_checked_when_they_come() -> None:
         yield "good"
         yield bad
 
-    for bad, message in ((7, "document 1 is a int"), ("", "document 1 is empty"), ("a\ud800", "lone surrogate")):
+    for bad, message in (
+        (7, "document 1 is a int"),
+        ("", "document 1 is empty"),
+        ("\n \xa0", "document 1 is empty"),
+        ("a\ud800", "lone surrogate"),
+    ):
         with pytest.raises(ModelError, match=message):
             list(Corpus(Letters(), texts(bad), window=4, overlap=1, at_once=8).batches())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable
@@ -99,16 +100,31 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(model: Any, tmp_path
 
 @pytest.mark.parametrize(
     ("other", "said"),
-    [({"how": "uniform"}, "other how"), ({"texts": ids(3, 9)}, "other texts"), ({"skip": 1}, "other skip")],
+    [
+        ({"how": "uniform"}, "other how"),
+        ({"texts": ids(3, 9)}, "other texts"),
+        ({"length": 5}, "other texts"),
+        ({"skip": 1}, "other skip"),
+    ],
 )
 def test_the_progress_of_another_run_is_refused(model: Any, tmp_path: Path, other: Any, said: str) -> None:
     file = tmp_path / "progress.json"
     importance(model, None, ids(3, 10), progress=file)
     with pytest.raises(ModelError, match=said):
         importance(model, None, other.pop("texts", ids(3, 10)), progress=file, **other)
-    file.write_text("[]")
-    with pytest.raises(ModelError, match="no progress of such a run"):
-        importance(model, None, ids(3, 10), progress=file)
+
+
+def test_damaged_progress_is_said_and_left_alone(model: Any, tmp_path: Path) -> None:
+    file = tmp_path / "progress.json"
+    importance(model, None, ids(3, 10), progress=file)
+    whole = file.read_text()
+    content = json.loads(whole)
+    changed = json.dumps({**content, "done": {**content["done"], "L0H0": [1, 2, 3, None]}})
+    for damaged in ("", "[]", whole[:100], changed, json.dumps({"about": content["about"]})):
+        file.write_text(damaged)
+        with pytest.raises(ModelError, match="no progress of such a run, or damaged"):
+            importance(model, None, ids(3, 10), progress=file)
+        assert file.read_text() == damaged
 
 
 def test_the_progress_of_other_weights_is_refused(model: Any, tmp_path: Path) -> None:
@@ -181,6 +197,9 @@ def test_bad_input_is_told(model: Any, minilm: Any, monkeypatch: pytest.MonkeyPa
     assert "at least 10 tokens" in told(lambda: importance(model, None, ids(9), skip=8))
     assert "expected a str, or token ids" in told(lambda: importance(model, None, [torch.zeros(3)]))
     assert "Hugging Face tokenizer" in told(lambda: importance(model, None, "words"))
+    assert "a text is int" in told(lambda: importance(model, None, 5))
+    assert "a token id is -" in told(lambda: importance(model, None, ids(9) - 50))
+    assert "expected (layer, head) pairs" in told(lambda: effect(model, None, ids(9), [3]))
     assert "beyond the 50" in told(lambda: importance(model, None, ids(9) + 42))
     assert "cannot be 'nought'" in told(lambda: importance(model, None, ids(9), how="nought"))
     assert "means=" in told(lambda: importance(model, None, ids(9), how="mean"))
@@ -200,6 +219,26 @@ def test_a_model_that_sees_later_tokens_is_refused() -> None:
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
     both_ways = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=50, initializer_range=0.5))
     assert "no causal" in told(lambda: importance(both_ways.eval(), None, ids(9)))
+    for weight in both_ways.parameters():
+        weight.data *= 0.01  # its logits hardly move with what comes later
+    assert "no causal" in told(lambda: importance(both_ways, None, ids(9)))
+
+
+def test_what_reads_no_text_or_two_is_refused(painter: Any, translator: Any) -> None:
+    assert "ViTModel reads no text" in told(lambda: importance(painter, None, ids(9)))
+    assert "MarianMTModel reads two texts" in told(lambda: importance(translator, None, ids(9)))
+    assert "MarianMTModel reads two texts" in told(lambda: in_context_score(translator, None, ids(600)))
+
+
+def test_numbers_that_are_not_finite_are_said(model: Any) -> None:
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.transformer.ln_f.weight[0] = math.nan
+    assert "what GPT2LMHeadModel predicts is not finite" in told(lambda: importance(broken, None, ids(9)))
+    unseen = copy.deepcopy(model)  # beyond the few tokens that are tried
+    with torch.no_grad():
+        unseen.transformer.wpe.weight[20] = math.inf
+    assert "the loss of GPT2LMHeadModel is not finite" in told(lambda: importance(unseen, None, ids(30)))
 
 
 def test_repr_says_what_matters(model: Any) -> None:

@@ -405,12 +405,32 @@ def test_what_is_not_there_is_an_error(nano: Any, ids: Tensor) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             run(wrong)
+    for means, message in (
+        ([torch.zeros(4, 8)], r"means=list; expected them by layer"),
+        ({0: [[0.0] * 8] * 4}, r"the means of layer 0 are list; expected a tensor"),
+        ({0: torch.full((4, 8), torch.nan)}, r"of shape \(4, 8\); expected a tensor .* of finite numbers"),
+        ({0: torch.zeros(1, 8)}, r"there is no head 1; means of layer 0 have 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            knockout(nano, {(0, 1): "mean"}, means=means)
     with pytest.raises(RecordingError, match="was not called inside the block"), knockout(nano, {(0, 0): "zero"}):
         pass
     with pytest.raises(RecordingError, match="no attention call was seen"), knockout(nano.wte, {(0, 0): "zero"}):
         nano.wte(ids)
     with pytest.raises(RecordingError, match=r"knockout\('gpt2'\): expected the torch.nn.Module"):
         clearhead.knockout("gpt2", {(0, 0): "zero"})
+
+
+def test_what_is_no_corpus_or_has_no_mean_is_an_error(make_nano: Any, ids: Tensor) -> None:
+    broken = make_nano()
+    with pytest.raises(TypeError, match=r"the corpus is a int64 tensor .*expected a list of such, \[ids\]"):
+        head_means(broken, ids)
+    with pytest.raises(ValueError, match="the corpus is empty"):
+        head_means(broken, [])
+    with torch.no_grad():
+        next(iter(broken.parameters()))[ids[0, 1]] = torch.nan
+    with pytest.raises(RecordingError, match="what the heads of L0 bring is not finite"):
+        head_means(broken, [ids])
 
 
 def test_previous_of_cross_attention_means_nothing() -> None:

@@ -66,8 +66,10 @@ def test_a_probe_reads_the_texts_and_the_random_tokens(loaded: Any) -> None:
     assert all(head.probe["induction"] is not None for head in table)
     with pytest.raises(ModelError, match="there is no text"):
         probe(model, tokenizer, [])
-    with pytest.raises(ModelError, match="one token for the model"):
+    with pytest.raises(ModelError, match="the text is one token for the model"):
         probe(model, tokenizer, ["he"])
+    with pytest.raises(ModelError, match="text 2 of 2 is one token for the model"):
+        probe(model, tokenizer, ["he the", "he"])
 
 
 def test_a_model_of_two_texts_is_refused(translator: Any, wordpieces: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import DenseMap, ShapeError, SoftmaxMap, masks, record
+from clearhead import DenseMap, DTypeError, ModelError, ShapeError, SoftmaxMap, masks, record
 from clearhead.heads import Pairs, Parse, Tokens, aligned, relation_score, scoring
 
 # Olsson et al. 2022: 25 random tokens, four times, after BOS.
@@ -145,6 +145,25 @@ def test_cross_attention_and_layers_and_what_does_not_fit() -> None:
         relation_score([])
     with pytest.raises(ShapeError, match=r"of one sequence with as many queries and keys; index the batch"):
         relation_score([(DenseMap(weights), Tokens(range(4)).previous())])
+    with pytest.raises(ShapeError, match=r"with \(layers, heads\) \(2, 2\), \(1, 2\); expected the same model"):
+        relation_score([([DenseMap(weights)] * 2, pairs), ([DenseMap(weights)], pairs)])
+    with pytest.raises(DTypeError, match=r"sequence 0 is \(DenseMap .*, list\); expected \[\(maps, pairs\), …\]"):
+        relation_score([(DenseMap(weights), [(1, 0)])])  # type: ignore[list-item]
+    weights[0, 1, 0] = math.nan
+    with pytest.raises(ModelError, match="its weights are not finite"):
+        relation_score([(DenseMap(weights), pairs)])
+
+
+def test_a_sequence_without_pairs_counts_for_nothing() -> None:
+    weights = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(6), dtype=torch.float64).softmax(-1)
+    one, none = Tokens(range(5)).previous(), Tokens(range(5)).pairs([])
+    found = relation_score([(DenseMap(weights), none), (DenseMap(weights), one)])
+    alone = relation_score([(DenseMap(weights), one)])
+    assert torch.equal(found.mass, alone.mass)
+    assert torch.equal(found.queries, alone.queries)
+    nothing = relation_score([(DenseMap(weights), none)])
+    assert nothing.queries.tolist() == [0, 0]
+    assert bool(nothing.mass.isnan().all())
 
 
 def test_smollm2_has_an_induction_head_and_a_previous_token_head(smollm2: Any) -> None:

@@ -109,6 +109,77 @@ def agrees(subject: Subject) -> None:
         )
 
 
+class Dense(reductions.Above):
+    """All that it is given, as a matrix."""
+
+    def __init__(self, shape: tuple[int, ...], threshold: float) -> None:
+        self.threshold, self.weights, self.forgotten = threshold, torch.zeros(shape), 0
+
+    def take_some(self, rows: slice, heads: slice, counts: Any, keys: Any, weights: Any) -> None:
+        assert int(counts.sum()) == len(keys) == len(weights)
+        t = torch.arange(rows.start, rows.stop).expand(len(counts), -1).reshape(-1)
+        h = torch.arange(heads.start, heads.stop)[:, None].expand(-1, counts.shape[1]).reshape(-1)
+        each = torch.from_numpy(counts).reshape(-1)
+        at = h.repeat_interleave(each), t.repeat_interleave(each), torch.from_numpy(keys.copy())
+        assert not bool(self.weights[at].any())  # each comes once
+        self.weights[at] = torch.from_numpy(weights.copy())
+
+    def update(self, tile: Any) -> None:
+        raise AssertionError("the pass was to serve it")
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "how"),
+    [
+        (masks.causal(), {}),
+        (None, {"softcap": 2.0}),
+        (masks.causal() & masks.sliding_window(37), {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}),
+        (masks.causal() & masks.documents(torch.arange(200) // 55), {}),
+    ],
+    ids=["causal", "softcap", "window and sinks", "documents"],
+)
+@pytest.mark.parametrize(("scores", "side"), [(cpu.SCORES, 16), (1 << 11, 16), (cpu.SCORES, 48)])
+def test_weights_above_a_threshold_and_peaks_of_blocks(
+    mask: Any, how: dict[str, Any], scores: int, side: int, monkeypatch: pytest.MonkeyPatch, compiled_pass: list[int]
+) -> None:
+    monkeypatch.setattr(cpu, "SCORES", scores)
+    monkeypatch.setattr(cpu, "FEWEST", 4)
+    T, threshold, n = 200, 0.01, -(-200 // side)
+    q, k = qk(T, T, H=4, G=2, seed=8)
+    attn = SoftmaxMap(3 * q, k, mask=mask, **how)[0]
+    exact = SoftmaxMap(3 * q.double(), k.double(), mask=mask, **how)[0].to_dense()
+    for _ in ("lse unknown", "lse known"):
+        above, blocks = Dense(attn.shape, threshold), reductions.Blocks((4,), T, T, side, attn.like)
+        picture = reductions.Pool((4,), T, T, (7, 9), attn.like, maximum=False)
+        entropy = reductions.PerQuery((4,), T, attn.like, reductions.entropy)
+        attn._stream(above, blocks, picture, entropy)
+        near = (exact - threshold).abs() < 1e-6
+        there = (exact >= threshold) & ~near
+        torch.testing.assert_close(above.weights[there], exact[there].float(), rtol=2e-5, atol=0)
+        assert not bool(above.weights[~there & ~near].any())
+        padded = torch.nn.functional.pad(exact, (0, -T % side, 0, -T % side)).view(4, n, side, n, side)
+        torch.testing.assert_close(blocks.result, padded.amax((2, 4)).float(), rtol=2e-5, atol=1e-7)
+        alone, other = (reductions.Pool((4,), T, T, size, attn.like, maximum=False) for size in ((7, 9), (3, 5)))
+        attn._stream(alone, other)
+        torch.testing.assert_close(picture.result, alone.result, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(other.result, attn.pool_sum((3, 5)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(entropy.result, attn.entropy(), rtol=0, atol=1e-5)
+    assert compiled_pass[0] >= 4
+
+
+def test_a_pass_that_comes_to_nothing_is_forgotten() -> None:
+    q, k = qk(70, 70)
+    q[0, 0, 5] = torch.inf
+    attn = SoftmaxMap(q, k, mask=masks.causal())[0]
+    above = Dense(attn.shape, 0.1)
+    with pytest.raises(AssertionError, match="the pass was to serve it"):  # tiles come
+        attn._stream(above)
+    assert above.forgotten == 1
+
+
 def test_65537_keys_one_with_most_of_the_weight() -> None:
     """0.9 on the first key; the sum over many small weights beside a large one must not drift."""
     T, S, D = 12, 65537, 16

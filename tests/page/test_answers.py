@@ -17,10 +17,11 @@ import clearhead
 from clearhead import ShapeError, View, masks, scores
 from clearhead import view as view_module
 from clearhead.heads import rollout
+from clearhead.maps.reductions import Blocks
 from clearhead.page import answers as answers_module
 from clearhead.page.answers import Answers, UnknownPart
 from clearhead.page.encode import pack_rows
-from clearhead.page.peaks import FINEST, Peaks, peaks_side, picture_of
+from clearhead.page.peaks import FINEST, encoded, peaks_side, picture_of
 from clearhead.page.strong import Strong
 
 from .conftest import words
@@ -325,11 +326,11 @@ def test_what_would_push_out_everything_is_not_kept(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("size", [(1000, 1000), (7, 13), (50, 33), (16, 32)])
 def test_peaks_do_not_depend_on_the_tiles(size: tuple[int, int]) -> None:
     weights = torch.softmax(3 * numbers(3, 75, 110), -1)
-    peaks = Peaks(3, 75, 110, 16)
+    peaks = Blocks((3,), 75, 110, 16, weights)
     with clearhead.kernels.tiles.tile_size(*size):
         clearhead.kernels.tiles.stream(clearhead.DenseMap(weights), peaks)
     padded = torch.nn.functional.pad(weights, (0, 2, 0, 5)).view(3, 5, 16, 7, 16)
-    assert np.array_equal(peaks.result(), (255 * padded.amax((2, 4)).sqrt()).round().to(torch.uint8).numpy())
+    assert np.array_equal(encoded(peaks.result), (255 * padded.amax((2, 4)).sqrt()).round().to(torch.uint8).numpy())
 
 
 def test_a_picture_of_peaks() -> None:

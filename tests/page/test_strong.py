@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead import SoftmaxMap, masks
+from clearhead.kernels.path import force
 from clearhead.kernels.tiles import stream, tile_size
 from clearhead.maps import DenseMap
 from clearhead.page import Strong
-from clearhead.page.strong import floor_of, level_of
+from clearhead.page.strong import THRESHOLD, floor_of, level_of
 
 
 def random_weights(seed: int, heads: int, T: int, S: int) -> np.ndarray:
@@ -70,6 +72,40 @@ def test_asking_early_or_twice_changes_nothing():
     assert again.keys is reducer.result().keys
     for name in ("counts", "keys", "values"):
         assert getattr(again, name).tolist() == getattr(whole, name).tolist()
+
+
+@pytest.mark.parametrize("limit", [10**6, 3000])
+def test_a_compiled_pass_keeps_what_tiles_keep(limit: int) -> None:
+    pytest.importorskip("numba")
+    g = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(1, n, 300, 8, generator=g) for n in (4, 2))
+    attn = SoftmaxMap(3 * q, k, mask=masks.causal())[0]
+    by_tiles, compiled = Strong(limit=limit), Strong(limit=limit)
+    for reducer, kernel in ((by_tiles, "tiles"), (compiled, "cpu")):
+        with force(kernel):
+            attn._stream(reducer)
+    one, other = by_tiles.result(), compiled.result()
+    assert (one.level, one.threshold) == (other.level, other.threshold)
+    assert (one.level > level_of(THRESHOLD)) == (limit == 3000)
+    assert len(one.keys) > 0.4 * min(limit, len(one.keys))
+    for name in ("counts", "keys", "values"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_the_order_in_which_weights_come_says_nothing():
+    weights = torch.from_numpy(random_weights(5, 2, 64, 64))
+    tiles = [
+        SimpleNamespace(weights=weights[:, n : n + 8], rows=slice(n, n + 8), cols=slice(0, 64)) for n in range(0, 64, 8)
+    ]
+    forth, back = Strong(limit=300), Strong(limit=300)
+    for there, reducer in ((tiles, forth), (tiles[::-1], back)):
+        for tile in there:
+            reducer.update(tile)
+    one, other = forth.result(), back.result()
+    assert one.level == other.level > level_of(THRESHOLD)
+    assert np.array_equal(one.values, other.values)
+    forth.forget()
+    assert (len(forth.result().keys), forth.level) == (0, level_of(THRESHOLD))
 
 
 def test_no_gradient_is_asked():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -107,7 +108,8 @@ def atlas(
         progress = None if folder is None else Progress(folder, facts)
         workers_.wait()  # all have read the folder before one writes
         run = _Run(model, corpus, window, Part(world, rank), progress, on_progress or silent)
-        total = run.all()
+        with workers_.ended_in_order():
+            total = run.all()
         parts = [*(progress.parts if progress else []), *workers_.gathered(run.part)]
         whole = _whole(parts, total, folder)
     sums = whole.windows, whole.tokens, tuple(whole.layers), tuple(whole.uniform)
@@ -226,25 +228,37 @@ def _numbers(attn: AttentionMap, counted: Tensor) -> Tensor:
 # --- what is given ----------------------------------------------------------------------------------------------------
 
 
-def _checked(documents: Iterable[Document], workers: int) -> Iterable[Document]:
+def _checked(documents: Any, workers: object) -> Iterable[Document]:
     if isinstance(documents, (str, Path)):
         given = repr(documents)[:40]
         raise ModelError(f"atlas(model, tokenizer, {given}): expected a list of texts and files, [{given}].")
-    if workers < 1:
-        raise ModelError(f"atlas(…, workers={workers}): expected at least one process.")
+    if not isinstance(documents, Iterable):
+        kind = type(documents).__name__
+        raise ModelError(f"atlas(model, tokenizer, {kind}): expected texts (str) and files (pathlib.Path), in a list.")
+    if not isinstance(workers, int) or workers < 1:
+        raise ModelError(f"atlas(…, workers={workers!r}): expected at least one process.")
     if workers > 1 and not isinstance(documents, Sequence):
         documents = list(documents)
     if isinstance(documents, Sequence):
         check_documents(documents)
-    return documents
+    found: Iterable[Document] = documents
+    return found
 
 
-def _sizes(model: nn.Module, window: int | None, overlap: int | None) -> tuple[int, int]:
+def _sizes(model: object, window: int | None, overlap: int | None) -> tuple[int, int]:
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"atlas({model!r}, …): expected a torch.nn.Module; clearhead.zoo.load makes one of a name.")
     longest = context_length(model)
-    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+    accepted = inspect.signature(model.forward).parameters
+    if "input_ids" not in accepted:
+        raise ModelError(f"atlas: {_name(model)} reads no text: its forward takes no input_ids.")
+    if "decoder_input_ids" in accepted:
         raise ModelError(f"atlas: {_name(model)} reads two texts; an atlas is of models that read one.")
     if model.training:
         raise ModelError(f"atlas: {_name(model)} is in training mode, where dropout is drawn anew: call model.eval().")
+    for name, value in (("window", window), ("overlap", overlap)):
+        if not isinstance(value, int | None):
+            raise ModelError(f"atlas(…, {name}={value!r}): expected a whole number of tokens.")
     window = min(WINDOW, longest or WINDOW) if window is None else window
     if longest is not None and window > longest:
         raise ModelError(f"atlas(…, window={window}): {_name(model)} reads {longest} tokens at most.")
@@ -260,7 +274,18 @@ def check_folder(out: str | Path | None, resume: str | Path | None) -> Path | No
     if out is not None and Path(out).is_dir() and any(Path(out).iterdir()):
         raise RecordingError(f"the folder {out} is not empty: go on with resume={str(out)!r}, or name a new one.")
     named = out if out is not None else resume
+    if named is not None:
+        _check_place(Path(named))
     return None if named is None else Path(named)
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse what is no folder, and cannot become one, or be written to: before the model runs."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise RecordingError(f"cannot make the folder {folder}: {there} is a file. Name another.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RecordingError(f"cannot write to the folder {there}: name another than {folder}.")
 
 
 def _digest_of(model: nn.Module) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clearhead._files import write_whole
+from clearhead._files import checksum, write_whole
 from clearhead.errors import RecordingError
 from clearhead.heads.tally import Tally, added
 
@@ -86,14 +86,18 @@ class Progress:
         """Put a part of this run in the folder, in the place of what it was before."""
         if not part.batches:
             return
-        told = json.dumps({"facts": self._facts, "part": part.as_dict()}, allow_nan=False, separators=(",", ":"))
-        write_whole(self._folder / f"part-{self._run:04}-{part.offset:04}.json", told)
+        known = part.as_dict()
+        told = {"facts": self._facts, "check": checksum(known), "part": known}
+        name = f"part-{self._run:04}-{part.offset:04}.json"
+        write_whole(self._folder / name, json.dumps(told, allow_nan=False, separators=(",", ":")))
 
     def _read(self, path: Path) -> Part:
         try:
             told = json.loads(path.read_text("ascii"))
             facts = told["facts"]
             other = {name for name in {*facts, *self._facts} if facts.get(name) != self._facts.get(name)}
+            if told["check"] != checksum(told["part"]):
+                raise ValueError("its numbers do not agree with its checksum")
             if not other:
                 return Part.from_dict(told["part"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:

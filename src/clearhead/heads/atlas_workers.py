@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +21,9 @@ from clearhead.errors import RecordingError
 if TYPE_CHECKING:
     from clearhead.heads.atlas_progress import Part
 
-__all__ = ["gathered", "is_first", "is_shared", "shared", "spread", "wait"]
+__all__ = ["ended_in_order", "gathered", "is_first", "is_shared", "shared", "spread", "wait"]
+
+_spawned = False  # whether this process is one that `spread` has begun
 
 
 def is_shared() -> bool:
@@ -60,6 +64,18 @@ def gathered(part: Part) -> list[Part]:
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, part)
     return parts
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """In the block SIGTERM, which a worker gets when another has ended, ends it as an exception does: work is kept."""
+    if _spawned:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        if _spawned:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def spread(
@@ -103,6 +119,8 @@ def spread(
 
 def _worker(rank: int, workers: int, threads: int, folder: Path, said: Any) -> None:
     """One of the processes."""
+    global _spawned
+    _spawned = True
     torch.set_num_threads(threads)
     try:
         function, given, settings = torch.load(folder / "given", mmap=True, weights_only=False)  # of our own making

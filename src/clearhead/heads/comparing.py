@@ -13,7 +13,7 @@ from clearhead._checks import check_count, describe
 from clearhead._format import finite
 from clearhead._progress import Progress, silent
 from clearhead._tables import Labelled, Rows
-from clearhead.errors import DTypeError, ShapeError
+from clearhead.errors import DTypeError, ModelError, ShapeError
 from clearhead.kernels.tiles import Tile, stream
 from clearhead.maps.base import AttentionMap
 from clearhead.masks import Coverage
@@ -84,6 +84,7 @@ def compare(a: Compared, b: Compared, *, permutations: int = 8, on_progress: Pro
     Raises:
         ShapeError: where layers, heads or tokens do not correspond; the message says which.
         DTypeError: for what holds no maps.
+        ModelError: for weights that are not finite.
 
     Cost: one pass over both maps, in memory O(T) a head; each permutation adds about a third of such a pass.
 
@@ -183,6 +184,10 @@ def _changes(layer: int, pair: _Pair, permutations: int) -> list[HeadChange]:
     count = min(permutations, heads - 1)
     found = _Distances(pair.shape, [1 + n * (heads - 1) // count for n in range(count)])  # shifts, evenly spread
     stream(pair, found)
+    if not bool(torch.isfinite(found.sums).all()):
+        raise ModelError(
+            f"compare: the weights of layer {layer} are not finite: look at the model's weights and dtype."
+        )
     found.finish()
     means = found.means()  # (2, 1 + count, H)
     mean = means[:, 1:].mean(1)

@@ -132,10 +132,10 @@ class Corpus:
             nbytes = _size(name, piece)
             ids = list(self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
             self._bytes, self._tokens = self._bytes + nbytes, self._tokens + len(ids)
-            found |= bool(ids)
+            found |= bool(ids) and not piece.isspace()
             yield ids
         if not found:
-            raise ModelError(f"{name} is empty: there is no token in it. Leave it out.")
+            raise ModelError(f"{name} is empty: there is nothing to attend to. Leave it out.")
 
 
 def windows_of(tokens: Iterable[list[int]], length: int, overlap: int) -> Iterator[Window]:
@@ -196,9 +196,9 @@ def check_documents(documents: Sequence[object]) -> None:
 
 def _first_block(path: Path) -> None:
     try:
-        empty = path.stat().st_size == 0 and path.is_file()
         with path.open("rb") as file:
             head = file.read(1 << 16)
+            empty = path.is_file() and not head.removeprefix(codecs.BOM_UTF8).strip() and not file.read(1)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}.") from error
     if empty:

@@ -238,7 +238,10 @@ def all_heads(losses: Losses) -> list[tuple[int, int]]:
 
 
 def _checked(heads: Heads, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    chosen = sorted({(int(layer), int(head)) for layer, head in heads})
+    try:
+        chosen = sorted({(int(layer), int(head)) for layer, head in heads})
+    except (TypeError, ValueError):
+        raise ShapeError(f"effect(heads={heads!r}): expected (layer, head) pairs, as [(17, 5)] for L17H5.") from None
     if not chosen:
         raise ShapeError("effect(heads=[]): expected at least one (layer, head).")
     for layer, head in chosen:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._checks import describe
-from clearhead.errors import RecordingError
+from clearhead.errors import ModelError, RecordingError
 from clearhead.maps import AttentionMap
 from clearhead.recording import huggingface, observer, record, torch_modules
 from clearhead.recording.buffers import buffers_of
@@ -90,11 +90,14 @@ def head_means(model: nn.Module, corpus: Iterable[Any]) -> dict[int, Tensor]:
 
     Returns: by layer, (H, Dv) float64.
 
-    Raises: RecordingError where a layer's values are not understood; TypeError for other members of a corpus.
+    Raises: RecordingError where a layer's values are not understood; ModelError where outputs are not finite; TypeError
+        for other members of a corpus; ValueError for a corpus without any.
 
     Cost: a recording, and one product of attention a layer; no weights are held.
     """
     sums: dict[int, tuple[Tensor, Tensor]] = {}
+    if isinstance(corpus, (Tensor, Mapping)):
+        raise TypeError(f"head_means: the corpus is {describe(corpus)}; expected a list of such, [ids].")
 
     def keep(name: str, attn: AttentionMap) -> None:
         brought, queries = _sum_of_outputs(name, attn)
@@ -104,6 +107,10 @@ def head_means(model: nn.Module, corpus: Iterable[Any]) -> dict[int, Tensor]:
     for one in corpus:
         with record(model, keep=keep):
             _call(model, one)
+    if not sums:
+        raise ValueError(
+            "head_means: the corpus is empty; expected at least one member, which the model is called with."
+        )
     return {layer: total / queries.clamp(min=1) for layer, (total, queries) in sums.items()}
 
 
@@ -113,6 +120,8 @@ def _sum_of_outputs(name: str, attn: AttentionMap) -> tuple[Tensor, Tensor]:
     if v is None:
         raise RecordingError(f"head_means: the values of layer {name} are not known, only its weights: {attn!r}.")
     outputs = (attn @ torch.cat([v, torch.ones_like(v[..., :1])], -1)).double()  # (B, H, T, Dv + 1)
+    if not bool(torch.isfinite(outputs).all()):
+        raise ModelError(f"head_means: what the heads of {name} bring is not finite: look at the model's weights.")
     attends = outputs[..., -1:] > 0
     return outputs[..., :-1].where(attends, 0).sum((0, 2)), attends.sum((0, 2))
 
@@ -248,10 +257,19 @@ def _by_layer(said: str, heads: Mapping[tuple[int, int], str], means: HeadMeans 
 
 
 def _mean(said: str, layer: int, head: int, means: HeadMeans | None) -> Tensor:
+    if means is not None and not isinstance(means, Mapping):
+        raise ValueError(
+            f"{said}: means={describe(means)}; expected them by layer, as head_means(model, corpus) gives."
+        )
     if means is None or layer not in means:
         raise ValueError(
             f"{said}: head ({layer}, {head}) is to be its mean output, and there is none of layer {layer}. Pass"
             " means=clearhead.heads.head_means(model, corpus)."
+        )
+    if not isinstance(means[layer], Tensor) or not bool(torch.isfinite(means[layer]).all()):
+        raise ValueError(
+            f"{said}: the means of layer {layer} are {describe(means[layer])}; expected a tensor (H, Dv) of finite"
+            " numbers."
         )
     if head >= len(means[layer]):
         raise ValueError(f"{said}: there is no head {head}; means of layer {layer} have {len(means[layer])}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead._checks import check_count, describe
-from clearhead._files import write_whole
+from clearhead._files import checksum, write_whole
 from clearhead.errors import DTypeError, ModelError, ShapeError
 from clearhead.heads.knocking import HeadMeans, knockout
 from clearhead.heads.scoring import ratio_error
+from clearhead.maps import AttentionMap
 from clearhead.recording import record
 from clearhead.tokens import encode
 from clearhead.zoo import context_length
@@ -93,7 +95,7 @@ class Losses:
         found = self._kept.get(name)
         if found is None:
             with knockout(self.model, dict.fromkeys(heads, self.how), means=self._means):
-                sums, icl = self._run()
+                sums, icl = self._run(f" without {name}")
             rise = sums[0] - self._whole[0]
             error = float(ratio_error(rise, self._whole[1]))
             loss = float(sums[0].sum() / self.tokens)
@@ -102,7 +104,7 @@ class Losses:
         return found
 
     @torch.no_grad()
-    def _run(self) -> tuple[Tensor, float | None]:
+    def _run(self, said: str = "") -> tuple[Tensor, float | None]:
         """Of each window the sum of its losses and the number of its tokens (2, windows), float64; and the score."""
         sums, scores = [], []
         for ids in self._batches:
@@ -111,13 +113,19 @@ class Losses:
             sums.append(torch.stack([counted.sum(-1), torch.full_like(counted[:, 0], counted.shape[1])]))
             if ids.shape[1] > LATE + NEAR:
                 scores.append(_score(losses))
-        return torch.cat(sums, 1), float(torch.cat(scores).mean()) if scores else None
+        whole = torch.cat(sums, 1)
+        if not bool(torch.isfinite(whole).all()):
+            raise ModelError(
+                f"importance: the loss of {type(self.model).__name__}{said} is not finite: look at its weights and its"
+                " dtype. Half precision overflows: try model.float()."
+            )
+        return whole, float(torch.cat(scores).mean()) if scores else None
 
     def _about(self) -> dict[str, Any]:
         """What the results hang on; the model itself is told by its loss."""
         found = hashlib.sha256()
         for part in [*self._batches, *(self._means or {}).values()]:
-            found.update(part.cpu().numpy().tobytes())
+            found.update(str(tuple(part.shape)).encode() + part.cpu().numpy().tobytes())
         name = type(self.model).__name__
         return {"model": name, "heads": self.sizes, "how": self.how, "skip": self._skip, "texts": found.hexdigest()}
 
@@ -140,10 +148,15 @@ class _Kept:
             content = json.loads(path.read_text())
             ours, theirs = dict(self._content["about"]), dict(content["about"])
             loss, before = ours.pop("loss"), theirs.pop("loss")
+            if content.pop("check") != checksum(content):
+                raise ValueError("its numbers do not agree with its checksum")
         except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"importance(progress={str(path)!r}): that file is no progress of such a run.") from error
+            raise ModelError(
+                f"importance(progress={str(path)!r}): that file is no progress of such a run, or damaged: {error}. Name"
+                " another file, or remove that one."
+            ) from error
         if ours != theirs or not math.isclose(loss, before, rel_tol=1e-5):
-            changed = [name for name in ours if ours[name] != theirs.get(name)] or ["loss"]
+            changed = [name for name in ours if ours[name] != theirs.get(name)] or ["loss, so other weights"]
             raise ModelError(
                 f"importance(progress={str(path)!r}): that is of another run, with other {', '.join(changed)}. Name"
                 " another file, or remove that one."
@@ -157,7 +170,7 @@ class _Kept:
     def put(self, name: str, found: Measured) -> None:
         self._content["done"][name] = astuple(found)
         if self._path is not None:
-            write_whole(self._path, json.dumps(self._content))
+            write_whole(self._path, json.dumps({"check": checksum(self._content), **self._content}))
 
 
 def in_context_score(model: nn.Module, tokenizer: Any, texts: Texts, *, length: int = 512, batch: int = 4) -> float:
@@ -227,9 +240,10 @@ def windows_of(model: nn.Module, tokenizer: Any, texts: Texts, length: int, skip
     check_count("importance", "length", length, at_least=2)
     if model.training:
         raise ModelError("importance: the model is in training mode, where dropout changes its loss: model.eval().")
+    _check_reads(model)
     limit = context_length(model)
     length = length if limit is None else min(length, limit)
-    given = [texts] if isinstance(texts, (str, Tensor)) else list(texts)
+    given: list[Any] = [texts] if isinstance(texts, (str, Tensor)) or not isinstance(texts, Iterable) else list(texts)
     found = [piece for text in given for ids in _ids(tokenizer, text) for piece in torch.split(ids, length)]
     found = [piece for piece in found if len(piece) > skip + 1]
     _check_known(model, found)
@@ -241,8 +255,22 @@ def windows_of(model: nn.Module, tokenizer: Any, texts: Texts, length: int, skip
     return found
 
 
+def _check_reads(model: nn.Module) -> None:
+    """Raise for a model of transformers that reads two texts, or none."""
+    accepted = inspect.signature(model.forward).parameters
+    if hasattr(model, "config") and ("input_ids" not in accepted or "decoder_input_ids" in accepted):
+        what = "two texts" if "decoder_input_ids" in accepted else "no text"
+        raise ModelError(
+            f"importance: {type(model).__name__} reads {what}; expected a causal language model, which reads one."
+        )
+
+
 def _check_known(model: nn.Module, windows: Iterable[Tensor]) -> None:
+    windows = list(windows)
     known, last = known_tokens(model), max((int(one.max()) for one in windows), default=-1)
+    least = min((int(one.min()) for one in windows), default=0)
+    if least < 0:
+        raise ShapeError(f"importance: a token id is {least}; expected ids from 0, as the tokenizer makes them.")
     if known is not None and last >= known:
         raise ModelError(
             f"importance: token {last} is beyond the {known} that {type(model).__name__} knows: is this its own"
@@ -271,15 +299,29 @@ def _batched(windows: Sequence[Tensor], batch: int) -> list[Tensor]:
 
 @torch.no_grad()
 def _heads_of(model: nn.Module, ids: Tensor) -> list[int]:
-    """How many heads each layer has; ModelError unless the model is causal, which is tried on a few tokens."""
+    """How many heads each layer has; ModelError unless the model is causal, which is tried on a few tokens.
+
+    It is not where a query attends to a later token, however little comes of it, or where logits hang on one.
+    """
     few = ids[:, :8]
     other = few.clone()
     other[:, -1] = 1 - few[:, -1].clamp(max=1)  # another token
-    with record(model, keep=lambda name, attn: attn.shape[1]) as recording:
+    with record(model, keep=lambda name, attn: (attn.shape[1], _looks_ahead(attn))) as recording:
         logits = _logits(model, few)
-    if logits.ndim == 3 and not torch.allclose(logits[:, :-1], _logits(model, other)[:, :-1], rtol=1e-3, atol=1e-3):
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelError(
+            f"importance: what {type(model).__name__} predicts is not finite: look at its weights and its dtype."
+        )
+    heads, ahead = zip(*recording.results.values(), strict=True)
+    same = logits.ndim != 3 or torch.allclose(logits[:, :-1], _logits(model, other)[:, :-1], rtol=1e-3, atol=1e-3)
+    if any(ahead) or not same:
         raise ModelError(
             f"importance: what {type(model).__name__} says of a token hangs on the tokens after it, so it is no causal"
             " language model, and a loss of its predictions means nothing."
         )
-    return list(recording.results.values())
+    return list(heads)
+
+
+def _looks_ahead(attn: AttentionMap) -> bool:
+    """Whether a query of a small map attends to a later key."""
+    return attn.shape[-2] == attn.shape[-1] and bool((attn.to_dense().triu(1) > 0).any())

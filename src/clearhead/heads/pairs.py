@@ -12,12 +12,14 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead._checks import describe
-from clearhead.errors import ShapeError
+from clearhead._checks import check_count, describe
+from clearhead.errors import DTypeError, ShapeError
 from clearhead.maps.expected import Expected
 
 __all__ = ["Pairs", "Tokens", "aligned", "is_delimiter", "near_patches"]
@@ -39,7 +41,7 @@ class Pairs:
     @classmethod
     def listed(cls, name: str, pairs: Iterable[tuple[int, int]], queries: Tensor, keys: Tensor) -> Pairs:
         """Pairs (query unit, key unit), in any order; one that is there twice counts once."""
-        q, k = torch.tensor(sorted(set(pairs)), dtype=torch.long).reshape(-1, 2).T.contiguous()
+        q, k = torch.tensor(sorted(_whole_numbers(name, pairs)), dtype=torch.long).reshape(-1, 2).T.contiguous()
         last = [int(units.max()) if units.numel() else -1 for units in (queries, keys)]
         for what, at, most in (("query", q, last[0]), ("key", k, last[1])):
             if at.numel() and (int(at.min()) < 0 or int(at.max()) > most):
@@ -69,6 +71,16 @@ class Pairs:
 
     def __repr__(self) -> str:
         return f"Pairs({self.name!r}, {self.q.numel()} of {self.queries.numel()} queries and {self.keys.numel()} keys)"
+
+
+def _whole_numbers(name: str, pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Each pair once."""
+    try:
+        return {(index(t), index(s)) for t, s in pairs}
+    except (TypeError, ValueError):
+        raise DTypeError(
+            f"pairs {name!r}: expected (query, key) pairs of whole numbers, as [(3, 1), (4, 1)]."
+        ) from None
 
 
 def _members(wanted: Tensor, unit_of: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,15 +114,13 @@ class Tokens:
         texts: Sequence[str] | None = None,
         words: Sequence[int | None] | None = None,
     ) -> None:
-        self.ids = torch.as_tensor(ids)
+        self.ids = _ids(ids)
         n = self.ids.numel()
-        if self.ids.ndim != 1 or self.ids.is_floating_point():
-            raise ShapeError(f"Tokens(ids): expected the token ids of one sequence, (n,), got {describe(self.ids)}.")
         for name, given in (("texts", texts), ("words", words)):
             if given is not None and len(given) != n:
                 raise ShapeError(f"Tokens({name}): expected one a token, {n}, got {len(given)}.")
         self.texts = texts
-        self.words = torch.arange(n) if words is None else torch.tensor([-1 if w is None else w for w in words])
+        self.words = torch.arange(n) if words is None else _numbered(words)
 
     def __len__(self) -> int:
         return self.ids.numel()
@@ -119,6 +129,10 @@ class Tokens:
 
     def offset(self, o: int) -> Pairs:
         """The key o tokens after the query (before it, where o < 0)."""
+        try:
+            index(o)
+        except TypeError:
+            raise ShapeError(f"Tokens.offset(o={o!r}): expected an integer.") from None
         return self._range(f"offset({o})", o, o)
 
     def previous(self) -> Pairs:
@@ -139,10 +153,13 @@ class Tokens:
 
     def window(self, w: int) -> Pairs:
         """The last w tokens, the query itself counted."""
+        check_count("Tokens.window", "w", w, at_least=1)
         return self._range(f"window({w})", 1 - w, 0)
 
     def near(self, most: int, *, least: int = 0) -> Pairs:
         """The tokens `least` to `most` away, on either side."""
+        check_count("Tokens.near", "least", least, at_least=0)
+        check_count("Tokens.near", "most", most, at_least=least)
         return self._range(f"near({least}, {most})", -most, most, but=tuple(range(1 - least, least)))
 
     # --- by what stands there -------------------------------------------------------------------------------------
@@ -200,17 +217,30 @@ class Tokens:
         return Pairs.listed(name, pairs, tokens, tokens)
 
     def spans(self, chains: Iterable[Sequence[tuple[int, int]]]) -> Pairs:
-        """Coreference: of each chain of spans [start, stop), the tokens of its other spans."""
+        """Coreference: of each chain of spans [start, stop), the tokens of its other spans; of none is it itself."""
+        checked = [[self._span(span) for span in chain] for chain in chains]
         found = (
             (t, s)
-            for chain in chains
-            for a, (start, stop) in enumerate(chain)
-            for b, (other, end) in enumerate(chain)
+            for chain in checked
+            for a, span in enumerate(chain)
+            for b, other in enumerate(chain)
             if a != b
-            for t in range(start, stop)
-            for s in range(other, end)
+            for t in span
+            for s in other
+            if t != s  # spans may overlap
         )
         return self.pairs(found, "spans")
+
+    def _span(self, given: tuple[int, int]) -> range:
+        try:
+            start, stop = map(index, given)
+        except (TypeError, ValueError):
+            start, stop = -1, -1
+        if not 0 <= start < stop <= len(self):
+            raise ShapeError(
+                f"Tokens.spans: {given!r} is no span; expected (start, stop), 0 <= start < stop <= {len(self)}."
+            )
+        return range(start, stop)
 
     def of_words(self, pairs: Iterable[tuple[int, int]], name: str = "words") -> Pairs:
         """(query, key) pairs of words, by the numbers that `words` gives them."""
@@ -231,6 +261,24 @@ class Tokens:
     def _pairs(self, name: str, expected: Expected) -> Pairs:
         tokens = torch.arange(len(self))
         return Pairs(name, expected, tokens, tokens)
+
+
+def _ids(given: Any) -> Tensor:
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise DTypeError(f"Tokens(ids): expected token ids, a tensor or a list, got {describe(given)}.") from None
+    ids = ids.long() if ids.shape == (0,) else ids  # PyTorch makes float32 of an empty list
+    if ids.ndim != 1 or ids.is_floating_point():
+        raise ShapeError(f"Tokens(ids): expected the token ids of one sequence, (n,), got {describe(ids)}.")
+    return ids
+
+
+def _numbered(words: Sequence[int | None]) -> Tensor:
+    try:
+        return torch.tensor([-1 if w is None else index(w) for w in words], dtype=torch.long)
+    except TypeError:
+        raise DTypeError(f"Tokens(words={words!r}): expected the number of each token's word, or None.") from None
 
 
 def near_patches(first: int, rows: int, columns: int, n: int) -> Pairs:

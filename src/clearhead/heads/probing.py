@@ -56,7 +56,8 @@ def probe(
     found: dict[bool, list[list[LayerScores]]] = {False: [], True: []}
     on_progress("texts", 0, len(given) + len(random))
     for n, (inputs, pieces) in enumerate([*given, *(({"input_ids": ids[None]}, None) for ids in random)]):
-        found[n >= len(given)].append(_read(model, inputs, pieces))
+        which = f"text {n + 1} of {len(given)}" if len(given) > 1 else "the text"
+        found[n >= len(given)].append(_read(model, inputs, pieces, which))
         on_progress("texts", n + 1, len(given) + len(random))
     if not given:
         raise ModelError("probe(model, tokenizer, texts): there is no text. Give at least one.")
@@ -92,10 +93,12 @@ def score_recording(recording: Iterable[Any], ids: Tensor, *, pieces: Sequence[s
     return [score(attn[0]) for attn in recording]
 
 
-def _read(model: nn.Module, inputs: Mapping[str, Tensor], pieces: Sequence[str] | None) -> list[LayerScores]:
+def _read(
+    model: nn.Module, inputs: Mapping[str, Tensor], pieces: Sequence[str] | None, which: str
+) -> list[LayerScores]:
     ids = inputs["input_ids"][0]
     if len(ids) < 2:
-        raise ModelError("the text is one token for the model, which can only attend to itself: give a longer text.")
+        raise ModelError(f"{which} is one token for the model, which can only attend to itself: give a longer text.")
     accepted = inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or "decoder_input_ids" in accepted:
         raise ModelError(f"{type(model).__name__} does not read one text: clearhead.look shows its heads.")

@@ -255,17 +255,18 @@ class _Even(_Pass):
         little choice; for sinks they are none themselves; for relations they expect a key, and no sink."""
         choice = self.attends & (self.peak.result < 0.4)
         others = choice & ~torch.isin(self.attn.positions, sinks)
-        expects = {name: choice & self._expects(name, sinks) for name in self.masses}
+        seen = self.attn.columns(sinks) > 0  # (H, T, sinks)
+        expects = {name: choice & self._expects(name, sinks, seen) for name in self.masses}
         return {"first": others, "sink": others, "broad": choice, **expects}
 
-    def _expects(self, name: str, sinks: Tensor) -> Tensor:
+    def _expects(self, name: str, sinks: Tensor, seen: Tensor) -> Tensor:
         """The queries with an expected key, no sink among them.
 
         What rests on a sink is no evidence of a relation, whichever the relation.
         """
         mass = self.masses[name]
         on_sinks = torch.stack([self._expecting(name, int(sink)) for sink in sinks], -1)
-        return (mass.result > 0) & ~((self.attn.columns(sinks) > 0) & on_sinks).any(-1)
+        return (mass.result > 0) & ~(seen & on_sinks).any(-1)
 
     def _expecting(self, name: str, key: int) -> Tensor:
         """The queries (T,) that expect a key; layers often share their sinks."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from clearhead.errors import ShapeError
+from clearhead._checks import describe
+from clearhead.errors import DTypeError, ModelError, ShapeError
 from clearhead.heads.pairs import Pairs
 from clearhead.maps.base import AttentionMap
 
@@ -65,7 +66,10 @@ def relation_score(sequences: Iterable[tuple[Maps, Pairs]]) -> RelationScore:
 
     Returns: the scores, beside those of a uniform head on the same mask and of the best fixed offset.
 
-    Raises: ShapeError where there is no sequence, or pairs and maps are of different texts.
+    Raises:
+        ShapeError: where there is no sequence, pairs and maps are of different texts, or sequences of other heads.
+        DTypeError: for what is no (maps, pairs).
+        ModelError: for weights that are not finite.
 
     Cost: mass, O(D) a pair and head; accuracy, one pass over the rows of queries that have pairs, O(S) memory a row;
     and one pass of the uniform head, where heads see the same keys for all of them at once.
@@ -82,7 +86,8 @@ def relation_score(sequences: Iterable[tuple[Maps, Pairs]]) -> RelationScore:
     """
     found, names, offsets, seen = [], [], Counter[int](), 0
     single = False
-    for maps, pairs in sequences:
+    for n, one in enumerate(sequences):
+        maps, pairs = _checked(n, one)
         single = isinstance(maps, AttentionMap)
         layers = [maps] if isinstance(maps, AttentionMap) else list(maps)
         parts = [_Layer(_one_sequence(attn, pairs), pairs) for attn in layers]
@@ -92,6 +97,9 @@ def relation_score(sequences: Iterable[tuple[Maps, Pairs]]) -> RelationScore:
         names.append(pairs.name)
     if not found:
         raise ShapeError("relation_score([]): expected at least one (maps, pairs).")
+    if len({one.shape for one in found}) > 1:
+        sizes = ", ".join(str(tuple(one.shape[1:])) for one in found)
+        raise ShapeError(f"relation_score: sequences with (layers, heads) {sizes}; expected the same model for all.")
     sums = torch.stack([one[:, 0] if single else one for one in found])  # (sequences, 5, …)
     mass, accuracy, uniform, chance, queries = sums.sum(0)
     best = max(offsets, key=lambda o: (offsets[o], -abs(o)), default=None)
@@ -114,6 +122,17 @@ def ratio_error(sums: Tensor, counts: Tensor) -> Tensor:
     n, total = len(sums), counts.sum(0)
     apart = sums - sums.sum(0) / total * counts
     return (n / (n - 1) * (apart**2).sum(0)).sqrt() / total if n > 1 else torch.full_like(total, torch.nan)
+
+
+def _checked(n: int, one: Any) -> tuple[Maps, Pairs]:
+    """The maps and pairs of sequence n."""
+    both = tuple(one) if isinstance(one, tuple | list) else ()
+    if len(both) == 2 and isinstance(both[1], Pairs) and isinstance(both[0], Iterable | AttentionMap):
+        return both
+    got = ", ".join(map(describe, both)) or describe(one)
+    raise DTypeError(
+        f"relation_score: sequence {n} is ({got}); expected [(maps, pairs), …], as Tokens(ids).previous()."
+    )
 
 
 def _one_sequence(attn: AttentionMap, pairs: Pairs) -> AttentionMap:
@@ -142,6 +161,8 @@ class _Layer:
             torch.cat([one.pick(*chunk).double() for chunk in chunks], -1) if chunks else one.like.new_zeros(1, 0)
             for one in (attn, self.even)
         )
+        if not bool(torch.isfinite(self.own).all()):
+            raise ModelError(f"relation_score of {attn!r}: its weights are not finite: look at the model's weights.")
         self.visible = (self.evenly > 0).any(0)  # (M,): to some head, since a head's weights may be 0 by rounding
         self.counted = self._by_unit(self.visible.double()) > 0  # (U,): may see an expected key
 
@@ -172,6 +193,8 @@ class _Layer:
         """What the uniform head gives to tokens that may be a prediction, (H or 1, U)."""
         keys = (self.pairs.keys >= 0).nonzero()[:, 0]
         mass = self.even.mass(keys).double()  # (H or 1, T)
+        if not self.units.numel():  # no pair, no query
+            return mass[:, :0]
         return torch.stack([mass[:, self.pairs.queries == unit].mean(-1) for unit in self.units], -1)
 
     def _right(self) -> Tensor:

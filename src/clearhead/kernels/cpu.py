@@ -36,6 +36,15 @@ LARGEST = 2.0**30  # powers of 2 in a row's lse: scores are then rounded by 32 o
 REMEMBERED = 256  # keys a row: so much of a mask is remembered from one key head to the next
 
 
+class Above(Protocol):
+    """Who wants the weights at or above a threshold."""
+
+    threshold: float
+
+    def take_some(self, rows: slice, heads: slice, counts: Any, keys: Any, weights: Any) -> None:
+        """Those of some rows and heads, in this order; counts (heads, rows). Several threads may call."""
+
+
 class Part(Protocol):
     """One batch entry, and the query heads that share a key head."""
 
@@ -71,6 +80,8 @@ class Wanted:
     columns: bool = False
     picture: tuple[int, int] | None = None
     best: int = 0
+    blocks: int = 0  # queries and keys of a block whose largest weight is wanted
+    above: Above | None = None  # of a map with one batch entry
     values: Tensor | None = None  # (S,): then the moment of a row is Σ A · values, else Σ A · |position - s|
 
 
@@ -89,6 +100,7 @@ class Found:
     received_peak: Tensor | None = None
     picture_sum: Tensor | None = None  # (B, H, R, C), as is the next
     picture_max: Tensor | None = None
+    blocks: Tensor | None = None  # (B, H, ⌈T/side⌉, ⌈S/side⌉)
 
 
 def _tile() -> Any:
@@ -132,7 +144,7 @@ class _Pass:
         ends = None if source.interval is None else (source.interval[0].numpy(), source.interval[1].numpy())
         self.layouts = Layouts(source.bounded, ends, self.T, self.S, ROWS, lowest, SCORES // max(1, self.heads))
         self.given = _given(source, wanted)
-        self.rows, self.best = self._rows(), self._best()
+        self.rows, self.best, self._peaks = self._rows(), self._best(), self._block_peaks()
 
     def _rows(self) -> Any:
         every = (self.B, self.H, self.T)
@@ -145,18 +157,29 @@ class _Pass:
         size = (self.B, self.H, self.T, self.wanted.best)
         return self.tile.Best(np.full(size, -np.inf, np.float32), np.zeros(size, np.int64))
 
+    def _block_peaks(self) -> Any:
+        side = self.wanted.blocks
+        size = (self.B, self.H, -(-self.T // side), -(-self.S // side)) if side else (0, 0, 0, 0)
+        return np.zeros(size, np.float32)
+
     def columns(self) -> Any:
         """A worker's own columns and picture."""
         heads, nothing = (self.B, self.H), (0, 0, 0)
         keys = (*heads, self.S) if self.wanted.columns else nothing
         picture = (*heads, *self.wanted.picture) if self.wanted.picture else (*nothing, 0)
-        scratch = self.layouts.widest if self.wanted.columns or self.wanted.picture else 0
-        pixels = [np.zeros(0, np.int64)] * 2
+        wanted, side = self.wanted, self.wanted.blocks
+        scratch = self.layouts.widest if wanted.columns or wanted.picture or side else 0
+        pixels = blocks = [np.zeros(0, np.int64)] * 2
+        peaks = self._peaks
+        if side:
+            blocks = [np.arange(n) // side for n in (self.T, self.S)]
+            peaks = peaks if ROWS % side == 0 else self._block_peaks()  # else two workers may raise one row
         if self.wanted.picture:
             sizes = zip((self.T, self.S), self.wanted.picture, strict=True)
             pixels = [np.arange(n) * bins // n for n, bins in sizes]
         sums = [np.zeros(size, dtype) for size in (keys, picture) for dtype in (np.float64, np.float32)]
-        return self.tile.Columns(*(np.zeros(scratch, np.float32) for _ in range(2)), *sums[:2], *pixels, *sums[2:])
+        rows = [np.zeros(scratch, np.float32) for _ in range(2)]
+        return self.tile.Columns(*rows, *sums[:2], *pixels, *sums[2:], *blocks, peaks)
 
 
 def _given(source: Source, wanted: Wanted) -> Any:
@@ -168,7 +191,7 @@ def _given(source: Source, wanted: Wanted) -> Any:
         low, high = (int(end) for end in at.aminmax()) if at.numel() else (0, 0)
         vector, offsets = torch.arange(-high, source.k.shape[2] - low, device=at.device).abs(), high - at
     known = (at.new_empty(0, 0, 0, dtype=torch.float32),) * 2
-    if source.lse is not None:
+    if source.lse is not None and not wanted.blocks and wanted.above is None:
         powers = source.lse.double() * float(_tile().LOG2E)
         reference = powers.round().nan_to_num(neginf=0)  # of a query that may attend to nothing
         known = reference.float(), (powers - reference).exp2().float()
@@ -196,6 +219,9 @@ class _Share:
         size = max(SCORES, lowest * work.layouts.widest) + height * GAP
         self._keys, self._scores = (work.source.q.new_empty(n, dtype=torch.float32) for n in ((work.D, work.S), size))
         self._rooms: dict[int, _Room] = {}
+        above = work.wanted.above
+        most = 0 if above is None else height * int(1.01 / above.threshold + 1)
+        self._chosen = np.zeros(most, np.int64), np.zeros(most, np.float32)
 
     def run(self) -> None:
         """Block by block."""
@@ -221,7 +247,18 @@ class _Share:
         block = room.block
         if block.hidden is None:
             block = block._replace(hidden=layout.hidden(part.hidden))
-        work.tile.look(block, work.heads, b, first, start, work.given, work.rows, self.columns, work.best)
+        chosen = self._room_to_choose(layout.height)
+        work.tile.look(block, work.heads, b, first, start, work.given, work.rows, self.columns, work.best, chosen)
+        if work.wanted.above is not None:
+            keys, weights = (some[: chosen.at[0]] for some in self._chosen)
+            heads = slice(first, first + work.heads)
+            work.wanted.above.take_some(layout.rows, heads, chosen.counts, keys, weights)
+
+    def _room_to_choose(self, rows: int) -> Any:
+        above, size = self.work.wanted.above, (self.work.heads, rows)
+        counts = np.zeros((0, 0) if above is None else size, np.int32)
+        threshold = np.full(1, 2.0 if above is None else above.threshold, np.float32)
+        return self.work.tile.Chosen(*self._chosen, counts, np.zeros(1, np.int64), threshold)
 
     def _room(self, layout: Layout, part: Part) -> _Room:
         """Made once a layout: slices of tensors take longer than one would think."""
@@ -284,6 +321,9 @@ def _found(work: _Pass, shares: list[_Share]) -> Found | None:
     if work.wanted.picture:
         found["picture_sum"] = torch.from_numpy(sum(x.picture_sums for x in columns))
         found["picture_max"] = torch.from_numpy(np.maximum.reduce([x.picture_peaks for x in columns]))
+    if work.wanted.blocks:
+        peaks = list({id(x.block_peaks): x.block_peaks for x in columns}.values())
+        found["blocks"] = torch.from_numpy(peaks[0] if len(peaks) == 1 else np.maximum.reduce(peaks))
     scores, keys = (torch.from_numpy(x) for x in work.best)
     weights = torch.exp(scores.double() - lse.masked_fill(lse == -math.inf, 0)[..., None])
     return Found(best=(weights.float(), keys), **{name: x.float() for name, x in found.items()})

@@ -224,6 +224,38 @@ def _raise(peaks: Any, top: Any) -> None:
 
 
 @_sums
+def _cap(peaks: Any, blocks: Any, row: Any) -> None:
+    """Raise a row of block peaks to a strip's columns; `blocks` says which block each column belongs to."""
+    _wide()
+    at, top = blocks[0], ZERO
+    for j in range(peaks.size):
+        if blocks[j] != at:
+            row[at] = max(row[at], top)
+            at, top = blocks[j], ZERO
+        top = max(top, peaks[j])
+    row[at] = max(row[at], top)
+
+
+@_sums
+def _choose(row: Any, runs: Any, factor: Any, chosen: Any, h: Any, t: Any) -> None:
+    """Append the weights of a row of e that are at or above the threshold."""
+    _wide()
+    before = at = chosen.at[0]
+    threshold = chosen.threshold[0]
+    for n in range(runs.shape[0]):
+        left, right, key = runs[n, 0], runs[n, 1], runs[n, 2] - runs[n, 0]
+        for start in range(left, right, PADDING):
+            more = np.int32(0)
+            for j in range(start, start + PADDING):
+                more += np.int32(row[j] * factor >= threshold)
+            for j in range(start, start + PADDING if more > 0 else start):
+                if row[j] * factor >= threshold and at < chosen.keys.size:
+                    chosen.keys[at], chosen.weights[at] = key + j, row[j] * factor
+                    at += 1
+    chosen.counts[h, t], chosen.at[0] = at - before, at
+
+
+@_sums
 def _paint(sums: Any, peaks: Any, pixels: Any, row_of_sums: Any, row_of_peaks: Any) -> None:
     """Add a strip's columns to one row of a picture; `pixels` says which pixel each column belongs to."""
     _wide()
@@ -285,6 +317,9 @@ class Columns(NamedTuple):
     pixel_columns: Any  # (S,)
     picture_sums: Any  # (B, H, R, C) float64
     picture_peaks: Any  # (B, H, R, C)
+    block_rows: Any  # (T,) which row of blocks a query belongs to
+    block_columns: Any  # (S,)
+    block_peaks: Any  # (B, H, R, C)
 
 
 class Best(NamedTuple):
@@ -292,6 +327,16 @@ class Best(NamedTuple):
 
     scores: Any
     keys: Any
+
+
+class Chosen(NamedTuple):
+    """The weights of a block that are at or above a threshold, head by head, row by row; n = 0: not asked for."""
+
+    keys: Any  # (n,), more than a block can have: a row's weights add up to 1
+    weights: Any  # (n,)
+    counts: Any  # (heads, rows): how many of each row
+    at: Any  # (1,): how many in all
+    threshold: Any  # (1,)
 
 
 @_sums
@@ -324,10 +369,13 @@ def _prepare(block: Any, heads: Any, b: Any, first: Any, t: Any, given: Any, row
 
 
 @_sums
-def _strip(pixel_rows: Any, start: Any, stop: Any) -> Any:
-    """The end of the rows that belong to the same row of the picture as the first; all of them without a picture."""
+def _strip(pixel_rows: Any, block_rows: Any, start: Any, stop: Any) -> Any:
+    """The end of the rows that belong to one row of the picture, and of blocks; all of them without either."""
     end = start + 1
-    while end < stop and (pixel_rows.size == 0 or pixel_rows[end] == pixel_rows[start]):
+    while end < stop and (
+        (pixel_rows.size == 0 or pixel_rows[end] == pixel_rows[start])
+        and (block_rows.size == 0 or block_rows[end] == block_rows[start])
+    ):
         end += 1
     return end
 
@@ -345,21 +393,28 @@ def _hand_over(runs: Any, b: Any, h: Any, t: Any, columns: Any) -> None:
         if columns.pixel_rows.size:
             i, pixels = columns.pixel_rows[t], columns.pixel_columns[key : key + keys]
             _paint(sums, peaks, pixels, columns.picture_sums[b, h, i], columns.picture_peaks[b, h, i])
+        if columns.block_rows.size:
+            _cap(peaks, columns.block_columns[key : key + keys], columns.block_peaks[b, h, columns.block_rows[t]])
 
 
 @_entry
-def look(block: Any, heads: Any, b: Any, first: Any, t: Any, given: Any, rows: Any, columns: Any, best: Any) -> None:
-    """Add what a block says to rows, columns and best. Its queries begin at `t`, its `heads` heads at `first`.
+def look(
+    block: Any, heads: Any, b: Any, first: Any, t: Any, given: Any, rows: Any, columns: Any, best: Any, chosen: Any
+) -> None:
+    """Add what a block says to rows, columns, best, and, where no lse is given, chosen.
+
+    Its queries begin at `t`, its `heads` heads at `first`.
 
     All in one function: numba counts references to every array that is passed on, which would double the time.
     """
     _wide()
-    block, given, rows, columns, best = (
+    block, given, rows, columns, best, chosen = (
         _borrow(block),
         _borrow(given),
         _borrow(rows),
         _borrow(columns),
         _borrow(best),
+        _borrow(chosen),
     )
     _prepare(block, heads, b, first, t, given, rows, best)
     scores, runs, height = block.scores, block.runs, block.scores.shape[0] // heads
@@ -375,7 +430,7 @@ def look(block: Any, heads: Any, b: Any, first: Any, t: Any, given: Any, rows: A
     for h in range(first, first + heads):
         start = 0
         while start < height:
-            stop = _strip(columns.pixel_rows, t + start, t + height) - t
+            stop = _strip(columns.pixel_rows, columns.block_rows, t + start, t + height) - t
             if collected:
                 sums[:width] = ZERO
                 peaks[:width] = ZERO
@@ -411,6 +466,8 @@ def look(block: Any, heads: Any, b: Any, first: Any, t: Any, given: Any, rows: A
                     if not known:
                         normaliser += total
                         factors[i] = ONE / normaliser if normaliser != ZERO else ZERO
+                    if chosen.keys.size:
+                        _choose(scores[m], runs, factors[i], chosen, h - first, four + i)
                     rows.reference[b, h, query], rows.normaliser[b, h, query] = r, normaliser
                     if measured:
                         rows.total[b, h, query], rows.inner[b, h, query] = total, inner

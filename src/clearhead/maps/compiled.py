@@ -68,17 +68,20 @@ def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     taken: dict[str, list[Any]] = {}
     how: dict[str, Any] = {}
     for reducer in reducers:
-        name, wants = _asked(reducer)
+        name, wants = _asked(attn, reducer)
         if type(reducer) is ExpectedMass:  # once every row's lse is known
             later.append(reducer)
-        elif name is None or any(how.get(key, value) is not value for key, value in wants.items()):
-            left.append(reducer)  # a pass finds one moment, and one picture
+        elif name is None or any(_differ(how.get(key, value), value) for key, value in wants.items()):
+            left.append(reducer)  # a pass finds one moment, and pictures of one size
         else:
             taken.setdefault(name, []).append(reducer)
             how |= wants
     found = look(attn, cpu.Wanted(**how)) if taken or later else None
     if found is None:
+        for reducer in taken.get("above", ()):
+            reducer.forget()
         return list(reducers)
+    taken.pop("above", None)  # which have been told on the way
     for name, same in taken.items():
         result = getattr(found, name)
         for reducer in same:
@@ -86,6 +89,10 @@ def stream(attn: SoftmaxMap, reducers: Sequence[Any]) -> list[Any]:
     if later:
         _take_expected(attn, later)
     return left
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return one is not other and (isinstance(other, Tensor) or one != other)
 
 
 def _take_expected(attn: SoftmaxMap, reducers: Sequence[ExpectedMass]) -> None:
@@ -97,6 +104,8 @@ def _take_expected(attn: SoftmaxMap, reducers: Sequence[ExpectedMass]) -> None:
 
 def _on_expected(attn: SoftmaxMap, wanted: Sequence[Expected], threads: int) -> list[tuple[Tensor, Tensor]]:
     """What queries give to their expected keys (B, H, T), and what keys get so (B, H, S), both float64."""
+    if not wanted:
+        return []
     sees = _interval(attn)
     if sees is None or attn.bias is not None or attn.softcap is not None:
         return [_picked(attn, expected) for expected in wanted]
@@ -129,7 +138,7 @@ def _interval(attn: SoftmaxMap) -> tuple[Tensor, Tensor] | None:
     return attn.mask.interval(attn._t, *attn._bound)
 
 
-def _asked(reducer: Any) -> tuple[str | None, dict[str, Any]]:
+def _asked(attn: SoftmaxMap, reducer: Any) -> tuple[str | None, dict[str, Any]]:
     """What a reducer wants, by its name in `cpu.Found`, and what the pass must be told; None: only tiles can."""
     if type(reducer) is reduce.PerQuery:
         return _asked_of_rows(reducer)
@@ -137,6 +146,10 @@ def _asked(reducer: Any) -> tuple[str | None, dict[str, Any]]:
         return "received_peak" if reducer.maximum else "received", {"columns": True}
     if type(reducer) is reduce.Pool:
         return "picture_max" if reducer.maximum else "picture_sum", {"picture": reducer.size}
+    if type(reducer) is reduce.Blocks:
+        return "blocks", {"blocks": reducer.side}
+    if isinstance(reducer, reduce.Above) and len(attn.shape) == 3 and len(attn._q) == 1:
+        return "above", {"above": reducer}
     if type(reducer) is reduce.TopK and reducer.k <= MOST:
         return "best", {"best": reducer.k}
     return None, {}

@@ -171,6 +171,41 @@ def _summed(weights: Tensor, one_hot: Tensor) -> Tensor:
     return grouped_matmul(weights.where(finite, 0), one_hot).masked_fill(reached, torch.nan)
 
 
+class Blocks(Summed):
+    """The largest weight of each block of `side` × `side`: (…, ⌈T/side⌉, ⌈S/side⌉)."""
+
+    def __init__(self, lead: tuple[int, ...], T: int, S: int, side: int, like: Tensor) -> None:
+        super().__init__((*lead, -(-T // side), -(-S // side)), like, maximum=True)
+        self.side = side
+
+    def update(self, tile: Tile) -> None:
+        """Take one tile; tiles may begin and end anywhere."""
+        side, weights = self.side, tile.weights
+        for row in range(tile.rows.start // side, -(-tile.rows.stop // side)):
+            first, last = (max(0, n * side - tile.rows.start) for n in (row, row + 1))
+            across = weights[..., first:last, :].amax(-2)  # (…, s)
+            before = tile.cols.start % side
+            across = torch.nn.functional.pad(across, (before, -(before + across.shape[-1]) % side))
+            across = across.reshape(*across.shape[:-1], -1, side).amax(-1)
+            at = slice(tile.cols.start // side, tile.cols.start // side + across.shape[-1])
+            here = self._sum[..., row, at]
+            torch.maximum(here, across, out=here)
+
+
+class Above:
+    """A base of reducers that want the weights at or above `threshold` of a map (H, T, S), in rows or in tiles."""
+
+    threshold: float
+
+    def take_some(self, rows: slice, heads: slice, counts: Any, keys: Any, weights: Any) -> None:
+        """Those of some rows and heads, in this order; counts (heads, rows). Several threads may call."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """The pass has come to nothing, and tiles will follow."""
+        raise NotImplementedError
+
+
 class Pick(Summed):
     """The weights at given (t, s), (…, N): for maps that can only give tiles."""
 

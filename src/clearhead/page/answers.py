@@ -57,7 +57,7 @@ class LiveLayer:
     """What is told of one layer.
 
     data: what a file would hold; thumbnails and strong weights are empty until it was read. attn: its map (H, T, S).
-    peaks: (H, ⌈T/side⌉, ⌈S/side⌉) uint8, see `Peaks`; None until it was read.
+    peaks: (H, ⌈T/side⌉, ⌈S/side⌉) uint8, see `peaks.encoded`; None until it was read.
     """
 
     data: LayerData

@@ -9,11 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
+from torch import Tensor
 
-from clearhead.page.strong import TileLike
-
-__all__ = ["FINEST", "Peaks", "peaks_side", "picture_of"]
+__all__ = ["FINEST", "encoded", "peaks_side", "picture_of"]
 
 FINEST = 16  # keys and queries a block: from q and k, pixels of that many a side take 30 ms a tile of 256 × 256
 
@@ -26,33 +24,9 @@ def peaks_side(T: int, S: int, heads: int, room: int) -> int:
     return side
 
 
-class Peaks:
-    """A reducer: the largest weight of each block of `side` × `side` of a map (H, T, S)."""
-
-    def __init__(self, heads: int, T: int, S: int, side: int) -> None:
-        self.side = side
-        self._most = torch.zeros(heads, -(-T // side), -(-S // side))
-
-    def update(self, tile: TileLike) -> None:
-        """Take one tile; tiles may begin and end anywhere."""
-        side, weights = self.side, tile.weights
-        for row in range(tile.rows.start // side, -(-tile.rows.stop // side)):
-            first, last = (max(0, min(t, weights.shape[-2])) for t in _within(row, side, tile.rows.start))
-            across = weights[:, first:last].amax(1)  # (H, s)
-            before = tile.cols.start % side
-            across = F.pad(across, (before, -(before + across.shape[-1]) % side))
-            across = across.reshape(len(across), -1, side).amax(-1)
-            at = slice(tile.cols.start // side, tile.cols.start // side + across.shape[-1])
-            here = self._most[:, row, at]
-            torch.maximum(here, across.to(here), out=here)
-
-    def result(self) -> NDArray[np.uint8]:
-        """(H, ⌈T/side⌉, ⌈S/side⌉): round(255 √w)."""
-        return self._most.clamp(0, 1).sqrt_().mul_(255).round_().to(torch.uint8).numpy()
-
-
-def _within(row: int, side: int, start: int) -> tuple[int, int]:
-    return row * side - start, (row + 1) * side - start
+def encoded(peaks: Tensor) -> NDArray[np.uint8]:
+    """Peaks of weights (H, ⌈T/side⌉, ⌈S/side⌉) as bytes: round(255 √w)."""
+    return peaks.cpu().float().clamp(0, 1).sqrt_().mul_(255).round_().to(torch.uint8).numpy()
 
 
 def picture_of(peaks: NDArray[np.uint8], rows: slice, cols: slice, by: int) -> NDArray[np.float32]:
