@@ -17,6 +17,8 @@ let weightsNow = null,
   /** @type {HTMLElement[]} */
   dressed = [], // their elements
   labelled = [],
+  /** @type {HTMLElement[]} */
+  marked = [], // the query and the key
   seen = [0, Infinity]; // what can be seen from the token that leads
 
 // The largest reading size at which the text needs no scrolling.
@@ -89,29 +91,32 @@ function paintLabels() {
   const { spans } = flows[otherKind()];
   const strong = [...weightsNow.keys()]
     .filter((i) => weightsNow[i] >= LABELLED)
-    .sort((a, b) => weightsNow[b] - weightsNow[a]);
-  const boxes = [];
-  for (const i of strong.slice(0, LABELS)) {
-    if (!spans[i]) continue;
-    const label = el("i", { "aria-hidden": "true" }, Math.round(100 * weightsNow[i]) + "%");
-    spans[i].append(label);
-    const box = label.getBoundingClientRect();
-    if (boxes.some((b) => Math.abs(b.top - box.top) < 9 && box.left < b.right + 2 && b.left < box.right + 2))
-      label.remove();
-    else boxes.push(box) && labelled.push(label);
-  }
+    .sort((a, b) => weightsNow[b] - weightsNow[a])
+    .slice(0, LABELS)
+    .filter((i) => spans[i]);
+  const labels = strong.map((i) => el("i", { "aria-hidden": "true" }, Math.round(100 * weightsNow[i]) + "%"));
+  labels.forEach((label, at) => spans[strong[at]].append(label));
+  const boxes = labels.map((label) => label.getBoundingClientRect()), // all are measured before any is taken away
+    kept = [];
+  labels.forEach((label, at) => {
+    const box = boxes[at];
+    if (kept.some((b) => Math.abs(b.top - box.top) < 9 && box.left < b.right + 2 && b.left < box.right + 2)) label.remove();
+    else kept.push(box) && labelled.push(label);
+  });
 }
 
 function markTokens() {
-  for (const span of document.querySelectorAll("#text .is-query, #text .is-key, #text [aria-selected]")) {
+  for (const span of marked) {
     span.classList.remove("is-query", "is-key");
     span.removeAttribute("aria-selected");
   }
   const leading = shownToken(),
-    { spans, id } = flows[leadKind()];
-  if (keyOf() !== queryOf() || flows.query !== flows.key) flows.key.spans[keyOf()]?.classList.add("is-key");
-  flows.query.spans[queryOf()]?.classList.add("is-query");
+    { spans, id } = flows[leadKind()],
+    [query, key] = [flows.query.spans[queryOf()], flows.key.spans[keyOf()]];
+  if (key !== query) key?.classList.add("is-key");
+  query?.classList.add("is-query");
   spans[leading]?.setAttribute("aria-selected", "true");
+  marked = [query, key].filter(Boolean); // the leading token is one of them
   $("#text").setAttribute("aria-activedescendant", id + leading);
 }
 
@@ -174,10 +179,10 @@ function paintText() {
   const causal = view.weights.causal && !view.influence;
   muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : otherText().n);
   paintTints(token);
+  drawRuler(tinted, weightsNow); // measures the text, before the labels change it
   paintLabels();
   markTokens();
   drawLines();
-  drawRuler(tinted, weightsNow);
 }
 
 // Blocks that came into the window look like the rest.

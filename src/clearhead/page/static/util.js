@@ -40,6 +40,68 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** @type {WeakMap<Element, string>} */
+const waiting = new WeakMap(); // markup of elements that are not on the page yet
+/** @type {WeakMap<Element, { shape: string, words: any[] }>} */
+const written = new WeakMap(); // of those that are: markup without its words, and these as nodes
+
+// An element for `fill`, with markup (never a token's) inside.
+/** @param {HTMLElement} element @param {string} markup */
+export function holding(element, markup) {
+  waiting.set(element, markup);
+  return element;
+}
+
+// Where only words differ from what was written before, nothing is parsed, and only their places are laid out.
+/** @param {Element} element @param {string} markup */
+function write(element, markup) {
+  /** @type {string[]} */
+  const words = [],
+    shape = markup.replace(/>([^<]+)/g, (_, word) => (words.push(word), ">")),
+    before = written.get(element);
+  if (before?.shape === shape && !markup.includes("&"))
+    return words.forEach((word, i) => before.words[i].data === word || (before.words[i].data = word));
+  element.innerHTML = markup;
+  const walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  written.set(element, { shape, words: words.map(() => walk.nextNode()) });
+}
+
+// Make the children of an element like others, in place: what stays the same is not laid out anew.
+/** @param {Element} parent @param {(Node | string)[]} children */
+export function fill(parent, ...children) {
+  const fresh = document.createDocumentFragment();
+  fresh.append(...children);
+  becomeAlike(parent, fresh);
+}
+
+/** @param {any} old @param {any} fresh */
+function becomeAlike(old, fresh) {
+  const markup = waiting.get(fresh);
+  if (markup != null) return write(old, markup);
+  let now = old.firstChild;
+  for (const node of [...fresh.childNodes]) {
+    const next = now?.nextSibling;
+    if (now?.nodeName !== node.nodeName) {
+      for (const part of node.querySelectorAll?.("*") || []) if (waiting.has(part)) becomeAlike(part, part);
+      now ? now.replaceWith(node) : old.append(node);
+    } else if (node.nodeType !== Node.TEXT_NODE) (takeAttributes(now, node), becomeAlike(now, node));
+    else if (now.data !== node.data) now.data = node.data;
+    now = next;
+  }
+  for (let next; now; now = next) ((next = now.nextSibling), now.remove());
+}
+
+/** @param {HTMLElement} old @param {HTMLElement} fresh */
+function takeAttributes(old, fresh) {
+  const names = fresh.getAttributeNames();
+  for (const name of names)
+    if (old.getAttribute(name) !== fresh.getAttribute(name))
+      if (name === "style") old.style.cssText = fresh.style.cssText; // a served page allows no style attribute
+      else old.setAttribute(name, String(fresh.getAttribute(name)));
+  if (old.attributes.length > names.length)
+    for (const name of old.getAttributeNames()) if (!names.includes(name)) old.removeAttribute(name);
+}
+
 export const CONTINUED = "\ufffd"; // a token that holds further bytes of the character begun before it
 
 const INVISIBLE = /\p{Default_Ignorable_Code_Point}/u; // no width, or a direction
