@@ -1,5 +1,5 @@
 // The line above the text: the strongest weights of the row, and the rest, so that the row adds up.
-import { $, clamp, el, fill, percent, shown, under } from "./util.js";
+import { $, atOnce, clamp, el, fill, percent, shown, soon, under } from "./util.js";
 import { along, on, otherText, shownOther, shownToken, textOf, view } from "./state.js";
 import { selectOther } from "./actions.js";
 
@@ -30,7 +30,7 @@ function fitting(line, most) {
 }
 
 function drawChips() {
-  if (!view.weights) return $("#chips").replaceChildren(el("span", { class: "mute" }, "reading weights …"));
+  if (!view.weights) return void $("#chips").replaceChildren(el("span", { class: "mute" }, "reading weights …"));
   const from = view.direction === "from",
     token = shownToken(),
     weights = along(token);
@@ -40,7 +40,7 @@ function drawChips() {
     .slice(0, 6);
   const total = weights.reduce((sum, w) => sum + w, 0);
   const line = $("#chips");
-  for (let count = order.length; ; count = fitting(line, count - 1)) {
+  const fillWith = (count) => {
     const shownOnes = order.slice(0, count),
       told = shownOnes.reduce((sum, i) => sum + weights[i], 0);
     const rest = from ? Math.max(0, 1 - told) : 0;
@@ -58,8 +58,12 @@ function drawChips() {
       ...(order.length ? shownOnes.map((i) => chip(i, weights[i])) : ["nothing above 0.1%"]),
       el("span", { class: "mute num" }, end ? " " + end : ""),
     );
-    if (count <= 1 || line.scrollWidth <= line.clientWidth + 1) return;
-  }
+  };
+  let count = order.length;
+  fillWith(count);
+  return () => {
+    while (count > 1 && line.scrollWidth > line.clientWidth + 1) fillWith((count = fitting(line, count - 1)));
+  };
 }
 
 export function startChips() {
@@ -67,5 +71,6 @@ export function startChips() {
     const button = under(event, ".chip");
     if (button) selectOther(Number(button.dataset.i));
   });
-  on("pair hover look layout", drawChips);
+  on("pair look layout", atOnce(drawChips));
+  on("hover", soon(drawChips));
 }

@@ -1,5 +1,5 @@
 // Why one weight is what it is: from the layer's input to its output, in numbers that a pocket calculator confirms.
-import { $, $$, clamp, el, fill, holding, percent, shown, soon } from "./util.js";
+import { $, $$, atOnce, clamp, el, fill, holding, percent, shown, soon } from "./util.js";
 import { keyOf, keyText, layerOf, on, queryOf, view } from "./state.js";
 import { naming } from "./chips.js";
 import { addingUp, decimal, signed } from "./maths.js";
@@ -152,14 +152,15 @@ function shorten() {
   }
 }
 
+let visible = false; // the pane
 /** @type {import("./types").Numbers | null} */
 let drawn = null; // the numbers on the page, for the table beside them
 export const derived = () => drawn;
 
 function drawDerivation() {
-  if (!$("#work").clientWidth) return;
+  if (!visible) return;
   if (!view.weights)
-    return $("#steps").replaceChildren(el("p", { class: "mute" }, "The derivation follows the weights."));
+    return void $("#steps").replaceChildren(el("p", { class: "mute" }, "The derivation follows the weights."));
   const [query, key] = [queryOf(), keyOf()],
     { weights, trace, head } = view,
     sentence = whyNot(view, query, key);
@@ -169,22 +170,23 @@ function drawDerivation() {
   if (!drawn) {
     $("#question").replaceChildren();
     $("#context").replaceChildren();
-    return $("#steps").replaceChildren(el("p", {}, ...(sentence || [])));
+    return void $("#steps").replaceChildren(el("p", {}, ...(sentence || [])));
   }
   const gives = ` give ${percent(drawn.weight)} of its attention to `;
   fill($("#question"), "Why does ", naming(query, "query"), gives, naming(key, "key"), "?");
   fill($("#context"), ...contextOf(keyText(), key));
   const { heads } = layerOf(head.layer),
-    terms = termsOf(weights, query, key, drawDerivation),
+    terms = termsOf(weights, query, key, atOnce(drawDerivation)),
     places = decimalsFor(drawn);
   if (kind === "narrow") return fill($("#steps"), ...narrow(drawn, terms, places, heads));
   fill($("#steps"), ...wide(drawn, terms, places, heads));
   if (!lines) (measureProducts(), fill($("#steps"), ...wide(drawn, terms, places, heads)));
-  shorten();
+  return shorten;
 }
 
 export function startDerivation() {
   on("layout head", () => (lines = 0));
-  on("pair layout", drawDerivation);
+  on("layout", () => (visible = $("#work").clientWidth > 0)); // asked for before anything is written
+  on("pair layout", atOnce(drawDerivation));
   on("hover", soon(drawDerivation));
 }

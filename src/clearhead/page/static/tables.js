@@ -234,6 +234,6 @@ export function startTables() {
     if (next?.dataset.i) choose(next, true);
   });
   on("pair layout", drawTables);
-  on("hover", soon(drawTables));
+  on("hover", soon(() => drawTables)); // once the derivation has taken its room
   on("head", drawNote);
 }

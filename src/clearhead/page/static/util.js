@@ -148,16 +148,24 @@ export const whole = (x) => (x == null ? "–" : Math.round(100 * x) + "%");
 /** @param {number} n @param {string} one */
 export const plural = (n, one) => `${grouped(n)} ${one}${n === 1 ? "" : "s"}`;
 
+// A drawing returns what is left to do once all have drawn: to measure is to have everything laid out, best once.
+/** @typedef {() => (() => void) | void} Drawing */
+/** @type {Set<Drawing>} */
+let drawings = new Set();
+
 // The same, once, before the browser paints: what follows the pointer need not follow each of its steps.
-/** @param {() => void} draw */
-export function soon(draw) {
-  let waiting = false;
-  return () => {
-    if (waiting) return;
-    waiting = true;
-    requestAnimationFrame(() => ((waiting = false), draw()));
-  };
-}
+/** @param {Drawing} draw */
+export const soon = (draw) => () => {
+  if (!drawings.size)
+    requestAnimationFrame(() => {
+      const all = [...drawings];
+      drawings.clear();
+      for (const rest of all.map((one) => one())) rest?.();
+    });
+  drawings.add(draw);
+};
+/** @param {Drawing} draw */
+export const atOnce = (draw) => () => draw()?.();
 
 // A canvas sized in CSS pixels, its context scaled to the screen's.
 /** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
