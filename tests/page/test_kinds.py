@@ -279,6 +279,22 @@ def test_pages_of_unlike_texts_and_heads_stand_side_by_side(unlike: str, show: S
         page.keyboard.press(key)
 
 
+def test_a_derivation_written_over_another_is_whole(show: Show):
+    """It is changed in place: from few numbers to many, and back."""
+    few, many = make(words(6), layers=1, d=2), make(words(60), layers=1)
+    page = show(render(together([few.build, many.build], ["few", "many"], 20_000_000)), hash="#h=5.1&q=4&k=2").page
+    look = "[...document.querySelectorAll('#steps .eq, #steps svg')].map((one) => one.innerHTML)"
+    seen = {}
+    for n in ("1", "0"):
+        page.select_option("#pages", n)
+        page.wait_for_url(f"**page={n}**")
+        seen[page.url] = page.evaluate(look)
+    for url, there in seen.items():
+        page.goto(url.replace("#", "?anew#"))
+        page.wait_for_selector("body[data-ready]")
+        assert page.evaluate(look) == there != []
+
+
 # --- steps --------------------------------------------------------------------------------------------------------
 
 

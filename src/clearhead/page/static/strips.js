@@ -50,13 +50,8 @@ function counted(scores, low, high) {
   for (const s of scores) counts[Math.min(99, Math.floor((100 * (s - low)) / Math.max(1e-9, high - low)))]++;
   const most = Math.log(1 + Math.max(...counts));
   const size = (count) => (13 * Math.log(1 + count)) / most;
-  return counts
-    .map((count, i) =>
-      count
-        ? `<rect x="${i}%" width="0.8%" y="${14 - size(count)}" height="${size(count)}" fill="var(--bar)"/>`
-        : "",
-    )
-    .join("");
+  const path = counts.map((count, i) => (count ? `M${i} 14v${(-size(count)).toFixed(2)}h.8V14` : ""));
+  return `<svg width="100%" height="14" ${stretched(14)}><path d="${path.join("")}" fill="var(--bar)"/></svg>`;
 }
 
 // What the key brings, α v, above what all bring together, z.

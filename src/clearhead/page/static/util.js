@@ -42,8 +42,8 @@ export function el(tag, attributes = {}, ...children) {
 
 /** @type {WeakMap<Element, string>} */
 const waiting = new WeakMap(); // markup of elements that are not on the page yet
-/** @type {WeakMap<Element, { shape: string, words: any[] }>} */
-const written = new WeakMap(); // of those that are: markup without its words, and these as nodes
+/** @type {WeakMap<Element, { shape: string, places: Node[] }>} */
+const written = new WeakMap(); // of those that are: markup without its words and lines, and these as nodes
 
 // An element for `fill`, with markup (never a token's) inside.
 /** @param {HTMLElement} element @param {string} markup */
@@ -52,18 +52,34 @@ export function holding(element, markup) {
   return element;
 }
 
-// Where only words differ from what was written before, nothing is parsed, and only their places are laid out.
+const DRAWN = ["aria-label", "d", "x1", "x2"]; // attributes that follow the numbers
+
+// Where only words and lines differ from what was written before, nothing is parsed, and only these are laid out.
 /** @param {Element} element @param {string} markup */
 function write(element, markup) {
   /** @type {string[]} */
   const words = [],
-    shape = markup.replace(/>([^<]+)/g, (_, word) => (words.push(word), ">")),
-    before = written.get(element);
-  if (before?.shape === shape && !markup.includes("&"))
-    return words.forEach((word, i) => before.words[i].data === word || (before.words[i].data = word));
-  element.innerHTML = markup;
-  const walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
-  written.set(element, { shape, words: words.map(() => walk.nextNode()) });
+    keep = (_, before, value) => (words.push(value), before);
+  const shape = markup.replace(/( (?:aria-label|d|x1|x2)=)("[^"]*")/g, keep).replace(/(>)([^<]+)/g, keep),
+    known = written.get(element);
+  if (known?.shape !== shape || markup.includes("&")) {
+    element.innerHTML = markup;
+    return written.set(element, { shape, places: placesIn(element) });
+  }
+  words.forEach((word, i) => {
+    const place = known.places[i],
+      now = word[0] === '"' ? word.slice(1, -1) : word;
+    if (place.nodeValue !== now) place.nodeValue = now;
+  });
+}
+
+/** @param {Element} element @returns {any[]} */
+function placesIn(element) {
+  const drawn = [...element.querySelectorAll("[aria-label], [d], [x1]")].flatMap((one) => DRAWN.map((name) => one.getAttributeNode(name))),
+    walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT),
+    places = /** @type {any[]} */ (drawn.filter(Boolean));
+  while (walk.nextNode()) places.push(walk.currentNode);
+  return places;
 }
 
 // Make the children of an element like others, in place: what stays the same is not laid out anew.
@@ -82,7 +98,7 @@ function becomeAlike(old, fresh) {
   for (const node of [...fresh.childNodes]) {
     const next = now?.nextSibling;
     if (now?.nodeName !== node.nodeName) {
-      for (const part of node.querySelectorAll?.("*") || []) if (waiting.has(part)) becomeAlike(part, part);
+      for (const part of [node, ...(node.querySelectorAll?.("*") || [])]) if (waiting.has(part)) becomeAlike(part, part);
       now ? now.replaceWith(node) : old.append(node);
     } else if (node.nodeType !== Node.TEXT_NODE) (takeAttributes(now, node), becomeAlike(now, node));
     else if (now.data !== node.data) now.data = node.data;
