@@ -140,7 +140,7 @@ def look(
     with _clear_errors(), ExitStack() as stack:
         if checkpoints:
             files = {"--figure": figure, "--json": as_json, "--save-recording": recording}
-            check_alone("--checkpoints", {**files, "--live": live, "--image": image, "--generate": generate})
+            check_alone("--checkpoints", {**files, "--image": image, "--target": second, "--generate": generate})
         chosen = text_of(text, file) if image is None else image_of(image, text, file, second, generate)
         numbers = layer_numbers(layers)
         title = chosen if image is None else image.stem
@@ -173,7 +173,7 @@ def look(
         for made in filter(None, (figure, recording)):
             print(f"Wrote {plain(str(made))}", file=say)
         if server is not None:
-            _serve(server, [view], show, say=say)
+            _serve(server, steps or [view], show, say=say, labels=steps.labels if steps else None)
 
 
 @app.command()
@@ -459,10 +459,18 @@ def _opened(source: str, text: str, report: Progress) -> View:
         stop(f"{str(error).rstrip('.')}. Nor is there a recording in a folder of that name.")
 
 
-def _serve(server: Server, views: Sequence[View], show: bool | None, *, say: TextIO) -> None:
-    """Until Ctrl-C. Heads that were not read yet are read meanwhile."""
-    for view in views:
-        print(f"{plain(view.name)}: {server.show(view.answers())}", file=say, flush=True)
+def _serve(
+    server: Server,
+    views: Sequence[View],
+    show: bool | None,
+    *,
+    say: TextIO,
+    labels: Sequence[str | int] | None = None,
+) -> None:
+    """Until Ctrl-C. Heads that were not read yet are read meanwhile. Of labelled pages, a slider's, one is told."""
+    told = [f"{plain(view.name)}: {server.show(view.answers(), labels)}" for view in views]
+    for line in told if labels is None else told[:1]:
+        print(line, file=say, flush=True)
     print("Ctrl-C ends it.", file=say, flush=True)
     reader = threading.Thread(target=_read, args=(views,), daemon=True)
     reader.start()

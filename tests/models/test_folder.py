@@ -80,8 +80,8 @@ def test_look_shows_its_checkpoints_as_steps(trained: Path, tmp_path: Path, monk
     ("options", "said"),
     [
         (
-            ["--checkpoints", "--json", "--live"],
-            "--checkpoints makes a page of several views: leave --json, --live out",
+            ["--checkpoints", "--json", "--target", "not to be"],
+            "--checkpoints makes a page of several views: leave --json, --target out",
         ),
         (["--checkpoints", "--model", "smollm2"], "smollm2 is no folder that `clearhead train` has made"),
     ],
@@ -95,6 +95,22 @@ def test_checkpoints_that_cannot_be_shown(options: list[str], said: str):
 def test_the_built_in_text_is_cut_to_what_the_model_reads(trained: Path):
     found = json.loads(run("look", "--model", trained, "--json").stdout)
     assert "".join(found["tokens"]).endswith("every evening.")
+
+
+def test_look_shows_its_checkpoints_live(trained: Path, monkeypatch: pytest.MonkeyPatch):
+    server = pytest.importorskip("clearhead.page.server")
+    told: list[dict[str, object]] = []
+
+    def run_once(self: object) -> None:
+        told.extend(json.loads(answers.part("facts")) for answers in self._pages)  # type: ignore[attr-defined]
+        assert self._pages[0].part("3.thumbs") == self._pages[3].part("thumbs")  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(server.Server, "run", run_once)
+    monkeypatch.setattr("clearhead.cli._read", lambda views: None)  # a thread, which would outlive the run
+    done = run("look", "to be", "--model", trained, "--checkpoints", "--live", "--no-open")
+    assert done.exit_code == 0, done.output
+    assert [(facts["pages"], facts["page"]) for facts in told] == [([0, 2, 4, 5], n) for n in range(4)]
+    assert done.stdout.count("http://") == 1
 
 
 def test_what_it_writes_begins_with_the_prompt(trained: Path):

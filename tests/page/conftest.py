@@ -108,9 +108,10 @@ def make(
     groups: int = 2,
     causal: bool = True,
     exact: bool = True,
+    d: int = 8,
 ) -> Made:
     rng = np.random.default_rng(0)
-    n, d, scale = len(tokens), 8, 1 / math.sqrt(8)
+    n, scale = len(tokens), 1 / math.sqrt(d)
     all_weights, data, table = [], [], []
     roles = ("induction", "previous", "sink", "local", "broad", "self", "duplicate", "other")
     for layer in range(layers):

@@ -208,6 +208,9 @@ def test_zoom_and_pan_by_mouse(page: Any) -> None:
         (21 / near["cell"], 12 / near["cell"]), abs=0.01
     )
     assert chosen(page) == (30, 4)  # a drag is no click
+    page.mouse.click(*where, button="right")
+    page.mouse.move(where[0] + 9, where[1])
+    assert (chosen(page), port(page)) == ((30, 4), moved)  # nor does a menu choose or drag
     page.mouse.wheel(0, 3000)
     assert until_zoomed(page, near["cell"], False) == whole
     page.mouse.dblclick(*where)

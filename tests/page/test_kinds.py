@@ -15,8 +15,9 @@ import torch
 import clearhead
 from clearhead import View, Views
 from clearhead.page import render
+from clearhead.page.payload import together
 
-from .conftest import Opened, side_by_side, tint
+from .conftest import Opened, make, side_by_side, tint, words
 
 pytestmark = pytest.mark.browser
 Show = Callable[..., Opened]
@@ -236,6 +237,62 @@ def test_two_items_stand_side_by_side_in_a_file(batch: Views, show: Show):
     assert page.locator("#text .t").count() == len(batch[1].tokens)
     page.keyboard.press("t")
     assert "dir=to" in page.url
+
+
+@pytest.fixture(scope="module")
+def unlike() -> str:
+    """A page of three: of one token and one head, of long tokens and markup, and of many tokens."""
+    one = make(["x"], layers=1, heads=1, groups=1)
+    odd = make(["a" * 300, " " + "東京" * 60, "\n\n", "<script>" * 10, " q"], layers=1, heads=2)
+    long = make(words(60), layers=3, heads=2)
+    return render(together([one.build, odd.build, long.build], ["one", "odd", "long"], 20_000_000))
+
+
+def test_an_address_is_read_for_the_page_that_it_names(unlike: str, show: Show):
+    asked = "#h=7.1&q=50&k=20&dir=from&scale=root&page=2&zoom=3,30,40"
+    page = show(unlike, hash=asked).page
+    page.wait_for_url("**zoom=3,30,40")
+    assert page.url.endswith(asked)
+    page.click("#two-pages")
+    frame = page.frame_locator("#beside iframe").first
+    frame.locator("#chips", has_text="50").wait_for()
+    assert frame.locator("#head-title").inner_text() == "Layer 7 · head 1"
+
+
+@pytest.mark.parametrize("hash", ["#page=-1", "#beside=0.5", "#page=1&q=900&k=-4"])
+def test_an_address_that_names_what_is_not_there(hash: str, unlike: str, show: Show):
+    page = show(unlike, hash=hash).page
+    assert page.is_visible("#chips .query")
+    assert page.locator("#beside").count() == 0
+
+
+def test_pages_of_unlike_texts_and_heads_stand_side_by_side(unlike: str, show: Show):
+    page = show(unlike, hash="#page=1&beside=0&q=4&k=3").page
+    frames = [page.frame_locator("#beside iframe").nth(n) for n in (0, 1)]
+    for frame, tokens in zip(frames, (5, 1), strict=True):
+        frame.locator("body[data-ready]").wait_for()
+        assert frame.locator("#text .t").count() == tokens
+    frames[0].locator("[data-head='5.1']").click()  # the other has none
+    frames[0].locator("#head-title", has_text="head 1").wait_for()
+    assert frames[1].locator("#head-title").inner_text() == "Layer 5 · head 0"
+    for key in ("ArrowRight", "End", "Shift+ArrowLeft", "z", "+", "0", "c", "t"):
+        page.keyboard.press(key)
+
+
+def test_a_derivation_written_over_another_is_whole(show: Show):
+    """It is changed in place: from few numbers to many, and back."""
+    few, many = make(words(6), layers=1, d=2), make(words(60), layers=1)
+    page = show(render(together([few.build, many.build], ["few", "many"], 20_000_000)), hash="#h=5.1&q=4&k=2").page
+    look = "[...document.querySelectorAll('#steps .eq, #steps svg')].map((one) => one.innerHTML)"
+    seen = {}
+    for n in ("1", "0"):
+        page.select_option("#pages", n)
+        page.wait_for_url(f"**page={n}**")
+        seen[page.url] = page.evaluate(look)
+    for url, there in seen.items():
+        page.goto(url.replace("#", "?anew#"))
+        page.wait_for_selector("body[data-ready]")
+        assert page.evaluate(look) == there != []
 
 
 # --- steps --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_no_string_spans_lines_so_that_comments_and_indentation_can_go():
     for module in MODULES:
         for number, line in enumerate(static(module).splitlines(), 1):
             assert line.count("`") % 2 == 0, (module, number)
-    assert not re.search(r"^[ \t]*//|^[ \t]+\S", script(), re.MULTILINE)
+    assert not re.search(r"^[ \t]*//|^[ \t]+\S|\s// [^\"'`]*$", script(), re.MULTILINE)
 
 
 def test_every_import_is_used():

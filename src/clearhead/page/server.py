@@ -87,9 +87,9 @@ class Server:
         )
         self._server = uvicorn.Server(config)
 
-    def show(self, answers: Answers) -> str:
-        """One more page, which asks these: its address."""
-        answers.stand_beside(self._pages, len(self._pages))
+    def show(self, answers: Answers, labels: Sequence[str | int] | None = None) -> str:
+        """One more page, which asks these: its address. Labels: what all pages are called, see `Views`."""
+        answers.stand_beside(self._pages, len(self._pages), labels)
         self._pages.append(answers)
         return f"http://{HOST}:{self.port}/{self._token}/{len(self._pages) - 1}/"
 

@@ -60,7 +60,11 @@ _POLICY = (
 _MAIN = '<script type="module" src="main.js"></script>'
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=((?:async )?function|const|class) (\w+|\$+))", re.MULTILINE)
-_COMMENT = re.compile(r"^[ \t]*(//[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n|^[ \t]+", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(
+    r"^[ \t]*(//[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n|^[ \t]+"
+    r"""|[ \t]+//[^\n"'`]*$""",  # at the end of a line: in a string a quote would follow
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def static(name: str) -> str:

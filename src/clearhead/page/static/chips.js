@@ -1,5 +1,5 @@
 // The line above the text: the strongest weights of the row, and the rest, so that the row adds up.
-import { $, el, percent, shown, under } from "./util.js";
+import { $, atOnce, clamp, el, fill, percent, shown, soon, under } from "./util.js";
 import { along, on, otherText, shownOther, shownToken, textOf, view } from "./state.js";
 import { selectOther } from "./actions.js";
 
@@ -21,8 +21,16 @@ function chip(i, weight) {
   );
 }
 
+// How many chips of a line that is too long may fit, measured at once: it is seen then whether they do.
+/** @param {HTMLElement} line @param {number} most */
+function fitting(line, most) {
+  const ends = [...line.querySelectorAll(".chip")].map((chip) => chip.getBoundingClientRect().right),
+    rest = /** @type {HTMLElement} */ (line.lastElementChild).offsetWidth - 12; // it may become shorter
+  return clamp(ends.filter((end) => end + rest <= line.getBoundingClientRect().right).length, 1, most);
+}
+
 function drawChips() {
-  if (!view.weights) return $("#chips").replaceChildren(el("span", { class: "mute" }, "reading weights …"));
+  if (!view.weights) return void $("#chips").replaceChildren(el("span", { class: "mute" }, "reading weights …"));
   const from = view.direction === "from",
     token = shownToken(),
     weights = along(token);
@@ -32,7 +40,7 @@ function drawChips() {
     .slice(0, 6);
   const total = weights.reduce((sum, w) => sum + w, 0);
   const line = $("#chips");
-  for (let count = order.length; ; count--) {
+  const fillWith = (count) => {
     const shownOnes = order.slice(0, count),
       told = shownOnes.reduce((sum, i) => sum + weights[i], 0);
     const rest = from ? Math.max(0, 1 - told) : 0;
@@ -43,14 +51,19 @@ function drawChips() {
       : rest > 0.0005
         ? `rest ${percent(rest, view.weights.exact)}`
         : "";
-    line.replaceChildren(
+    fill(
+      line,
       naming(token, from ? "query" : "key"),
       from ? " attends to " : " is attended by ",
       ...(order.length ? shownOnes.map((i) => chip(i, weights[i])) : ["nothing above 0.1%"]),
       el("span", { class: "mute num" }, end ? " " + end : ""),
     );
-    if (count <= 1 || line.scrollWidth <= line.clientWidth + 1) return;
-  }
+  };
+  let count = order.length;
+  fillWith(count);
+  return () => {
+    while (count > 1 && line.scrollWidth > line.clientWidth + 1) fillWith((count = fitting(line, count - 1)));
+  };
 }
 
 export function startChips() {
@@ -58,5 +71,6 @@ export function startChips() {
     const button = under(event, ".chip");
     if (button) selectOther(Number(button.dataset.i));
   });
-  on("pair hover look layout", drawChips);
+  on("pair look layout", atOnce(drawChips));
+  on("hover", soon(drawChips));
 }

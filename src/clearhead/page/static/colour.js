@@ -65,16 +65,19 @@ function oklch(L, C, h) {
 
 /** @param {string} hex */
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+/** @type {Record<string, string>} */
+let asked = {}; // of this theme: to ask the browser makes it lay out all that has changed
 /** @param {string} name */
 export const colour = (name) =>
-  getComputedStyle(document.documentElement)
+  (asked[name] ??= getComputedStyle(document.documentElement)
     .getPropertyValue("--" + name)
-    .trim();
+    .trim());
 export const rgb = (c) => `rgb(${c[0]},${c[1]},${c[2]})`;
 
 /** @param {boolean} dark */
 export function setTheme(dark) {
   theme.dark = dark;
+  asked = {};
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   const { L, C, h } = dark ? DARK : LIGHT;
   theme.weights = Array.from({ length: 256 }, (_, i) =>

@@ -1,5 +1,5 @@
 // Why one weight is what it is: from the layer's input to its output, in numbers that a pocket calculator confirms.
-import { $, $$, clamp, el, percent, shown, soon } from "./util.js";
+import { $, $$, atOnce, clamp, el, fill, holding, percent, shown, soon } from "./util.js";
 import { keyOf, keyText, layerOf, on, queryOf, view } from "./state.js";
 import { naming } from "./chips.js";
 import { addingUp, decimal, signed } from "./maths.js";
@@ -41,8 +41,7 @@ function whyNot({ weights, trace, head }, query, key) {
 }
 
 function lineOf(step, markup, title) {
-  const equation = el("div", { class: "eq" });
-  equation.innerHTML = markup;
+  const equation = holding(el("div", { class: "eq" }), markup);
   return el("div", { class: "step", "data-step": step }, title, equation);
 }
 
@@ -53,11 +52,7 @@ function titled(number, name, [hint, markup], inside = true) {
   return lineOf(name.toLowerCase(), markup, el("h4", { title: hint || null }, ...parts));
 }
 
-function pictureOf(markup, kind = "") {
-  const box = el("div", { class: "picture " + kind });
-  box.innerHTML = markup;
-  return box;
-}
+const pictureOf = (markup, kind = "") => holding(el("div", { class: "picture " + kind }), markup);
 
 // The largest products of query and key, the rest, and their sum; and which these are.
 /** @param {import("./types").Numbers} numbers @param {number} places @param {number} room @returns {[HTMLElement, HTMLElement]} */
@@ -109,8 +104,7 @@ function wide(numbers, terms, places, heads) {
 
 let lines = 0; // products that the column of the comparison has room for; 0 before that is measured
 
-/** @param {import("./types").Numbers} numbers @param {number} places */
-function fillProducts(numbers, places) {
+function measureProducts() {
   const column = $("[data-step=compare]"),
     ends = ["project", "concatenate"].map((step) => $(`[data-step=${step}]`).offsetHeight);
   const free =
@@ -120,9 +114,6 @@ function fillProducts(numbers, places) {
     column.children[column.children.length - 1].getBoundingClientRect().bottom +
     column.getBoundingClientRect().top;
   lines = clamp(1 + Math.floor(free / LINE_HEIGHT), 1, 8);
-  const made = productsTable(numbers, places, lines);
-  column.querySelector("table")?.replaceWith(made[0]);
-  column.querySelector(".picture")?.replaceWith(made[1]);
 }
 
 // A head of few numbers: everything is written out.
@@ -161,38 +152,41 @@ function shorten() {
   }
 }
 
+let visible = false; // the pane
 /** @type {import("./types").Numbers | null} */
 let drawn = null; // the numbers on the page, for the table beside them
 export const derived = () => drawn;
 
 function drawDerivation() {
-  if (!$("#work").clientWidth) return;
+  if (!visible) return;
   if (!view.weights)
-    return $("#steps").replaceChildren(el("p", { class: "mute" }, "The derivation follows the weights."));
+    return void $("#steps").replaceChildren(el("p", { class: "mute" }, "The derivation follows the weights."));
   const [query, key] = [queryOf(), keyOf()],
     { weights, trace, head } = view,
     sentence = whyNot(view, query, key);
   drawn = sentence ? null : numbersOf(weights, query, key);
   const kind = !drawn ? "untold" : drawn.d <= WRITTEN_OUT ? "narrow" : "wide";
   $("#work").className = kind;
-  $("#question").replaceChildren();
-  $("#context").replaceChildren();
-  if (!drawn) return $("#steps").replaceChildren(el("p", {}, ...(sentence || [])));
-  const share = percent(drawn.weight);
-  $("#question").append("Why does ", naming(query, "query"), ` give ${share} of its attention to `);
-  $("#question").append(naming(key, "key"), "?");
-  $("#context").append(...contextOf(keyText(), key));
+  if (!drawn) {
+    $("#question").replaceChildren();
+    $("#context").replaceChildren();
+    return void $("#steps").replaceChildren(el("p", {}, ...(sentence || [])));
+  }
+  const gives = ` give ${percent(drawn.weight)} of its attention to `;
+  fill($("#question"), "Why does ", naming(query, "query"), gives, naming(key, "key"), "?");
+  fill($("#context"), ...contextOf(keyText(), key));
   const { heads } = layerOf(head.layer),
-    draw = kind === "wide" ? wide : narrow;
-  const places = decimalsFor(drawn);
-  $("#steps").replaceChildren(...draw(drawn, termsOf(weights, query, key, drawDerivation), places, heads));
-  if (kind === "narrow") return;
-  if (!lines) fillProducts(drawn, places);
-  shorten();
+    terms = termsOf(weights, query, key, atOnce(drawDerivation)),
+    places = decimalsFor(drawn);
+  if (kind === "narrow") return fill($("#steps"), ...narrow(drawn, terms, places, heads));
+  fill($("#steps"), ...wide(drawn, terms, places, heads));
+  if (!lines) (measureProducts(), fill($("#steps"), ...wide(drawn, terms, places, heads)));
+  return shorten;
 }
 
 export function startDerivation() {
   on("layout head", () => (lines = 0));
-  on("pair layout", drawDerivation);
+  on("layout", () => (visible = $("#work").clientWidth > 0)); // asked for before anything is written
+  on("pair layout", atOnce(drawDerivation));
   on("hover", soon(drawDerivation));
 }

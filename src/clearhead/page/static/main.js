@@ -81,11 +81,13 @@ function follow(system) {
   );
   addEventListener("hashchange", async ({ newURL }) => {
     const address = /** @type {any} */ (new URL(newURL)), // the page may have written its own meanwhile
-      [wanted, other] = [pageAsked(address), pageAsked(address, "beside")],
-      asked = readHash(address);
+      [wanted, other] = [pageAsked(address), pageAsked(address, "beside")];
     leave();
-    if (wanted != null && wanted !== view.trace.page) await showPage(wanted, asked);
-    else await selectHead(asked.head || view.head, { ...asked, first: true });
+    if (wanted != null && wanted !== view.trace.page) await showPage(wanted, address);
+    else {
+      const at = readHash(address);
+      await selectHead(at.head || view.head, { ...at, first: true });
+    }
     emit("layout");
     if (other != null) standBeside(other);
   });
@@ -122,7 +124,7 @@ async function start() {
   emit("layout"); // the sentence about the head takes a line or two
   follow(system);
   beginWith(view.trace);
-  if (wanted != null) await showPage(wanted, at);
+  if (wanted != null) await showPage(wanted, address);
   await startBeside(pageAsked(address, "beside"));
   document.body.dataset.ready = "1";
   ready();

@@ -1,11 +1,12 @@
 // Formulas as MathML, and numbers rounded for them. MathML is text here: letters and numbers, never a token.
 
-export const mi = (letter, kind = "") => `<mi class="${kind}">${letter}</mi>`;
-export const mn = (number, kind = "") => `<mn class="${kind}">${number}</mn>`;
+const named = (kind) => (kind ? ` class="${kind}"` : "");
+export const mi = (letter, kind = "") => `<mi${named(kind)}>${letter}</mi>`;
+export const mn = (number, kind = "") => `<mn${named(kind)}>${number}</mn>`;
 export const mo = (sign) => `<mo form="infix">${sign}</mo>`; // with space around, at the start of a line too
 const fence = (sign, form) => `<mo form="${form}">${sign}</mo>`;
-export const bold = (letter, kind = "") => `<mi mathvariant="normal" class="${kind}">${letter}</mi>`;
-export const sub = (letter, index, kind = "") => `<msub class="${kind}">${letter}${index}</msub>`;
+export const bold = (letter, kind = "") => `<mi mathvariant="normal"${named(kind)}>${letter}</mi>`;
+export const sub = (letter, index, kind = "") => `<msub${named(kind)}>${letter}${index}</msub>`;
 export const vector = (letter, i, kind = "") => sub(bold(letter), mn(i), kind);
 export const over = (above, below) => `<mfrac><mrow>${above}</mrow><mrow>${below}</mrow></mfrac>`;
 export const root = (x) => `<msqrt>${x}</msqrt>`;
@@ -47,7 +48,7 @@ export function digits(x, kind = "") {
     exponent = Number(power);
   if (exponent > -5 && exponent < 5) return mn(x.toFixed(Math.max(0, 2 - exponent)), kind);
   const tens = `<msup>${mn(10)}${mn(minus(String(exponent)))}</msup>`;
-  return `<mrow class="${kind}">${mn(mantissa)}${mo("×")}${tens}</mrow>`;
+  return `<mrow${named(kind)}>${mn(mantissa)}${mo("×")}${tens}</mrow>`;
 }
 
 // Numbers rounded so that they add up to their rounded sum: those that would lose most are rounded up.

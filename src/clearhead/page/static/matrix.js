@@ -1,5 +1,5 @@
 // Matrix of the chosen head: tiles of its picture, cross-hair and numbers over them.
-import { $, canvasOf, clamp, percent, sized } from "./util.js";
+import { $, canvasOf, clamp, fill, percent, sized, soon } from "./util.js";
 import { colour, ink, theme, tone } from "./colour.js";
 import { faded, keyOf, keyText, on, queryOf, queryText, view } from "./state.js";
 import { selectPair } from "./actions.js";
@@ -167,7 +167,7 @@ function tellPair() {
       : `under ${percent(view.weights.floor)}`;
   const strong = document.createElement("b");
   strong.textContent = said;
-  $("#pair").replaceChildren(naming(i, "query"), " → ", naming(j, "key"), strong);
+  fill($("#pair"), naming(i, "query"), " → ", naming(j, "key"), strong);
   const here = cellOf(i, j) != null || !seen;
   if (under && !here) view.weights.need([i], [])?.then(() => under?.[0] === i && tellPair());
 }
@@ -211,7 +211,8 @@ export function startMatrix() {
     if (now !== shape && shape) view.zoom = null; // of another matrix
     if (now !== shape || change === "layout") (shape = now), measure();
   });
-  on("pair hover", () => (plan(), tellPair()));
+  on("pair", () => (plan(), tellPair()));
+  on("hover", soon(() => (tellPair(), paint)));
   on("pair", () => keepInSight(queryOf(), keyOf()));
   on("look theme heads zoom", plan);
 }

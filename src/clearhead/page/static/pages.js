@@ -3,7 +3,7 @@
 import { $, el, grouped } from "./util.js";
 import { Trace } from "./data.js";
 import { framed, source } from "./source.js";
-import { emit, keyOf, queryOf, view } from "./state.js";
+import { emit, keyOf, queryOf, readHash, view } from "./state.js";
 import { selectHead } from "./actions.js";
 
 /** @type {Map<number, Promise<import("./types").Trace>>} */
@@ -41,16 +41,24 @@ export async function renewPages() {
 /** @param {import("./types").Trace} a @param {import("./types").Trace} b */
 export const sameTexts = (a, b) => a.texts.every((text, i) => text.tokens.join("\n") === b.texts[i]?.tokens.join("\n"));
 
-// The same head, and of the same text the same query and key.
-/** @param {number} n @param {{ query?: number | null, key?: number | null }} at */
-export async function showPage(n, { query, key } = {}) {
+// The same head, and of the same text the same query and key; or those of an address.
+/** @param {number} n @param {{ hash: string }} [address] */
+export async function showPage(n, address) {
   asked = n;
   const trace = await pageAt(n),
     { layer, head } = view.head;
   if (asked !== n || trace === view.trace) return;
   const same = sameTexts(trace, view.trace),
-    at = { query: query ?? (same ? queryOf() : null), key: key ?? (same ? keyOf() : null), first: true };
-  await selectHead(trace.find(layer, head) || trace.find(...trace.opening), at, trace);
+    wanted = address && readHash(address, trace),
+    { zoom } = view,
+    query = wanted?.query ?? (same ? queryOf() : null),
+    key = wanted?.key ?? (same ? keyOf() : null);
+  await selectHead(
+    wanted?.head || trace.find(layer, head) || trace.find(...trace.opening),
+    { query, key, first: true },
+    trace,
+  );
+  if (wanted) ((view.zoom = zoom), emit("layout")); // which another text took back
   if (trace.reading) listen(trace);
 }
 

@@ -116,13 +116,14 @@ export function writeHash(head) {
 
 // Which of several pages the address asks for, to be shown or to stand beside.
 export function pageAsked({ hash } = location, name = "page") {
-  const asked = new URLSearchParams(hash.slice(1)).get(name);
-  return asked && Number(asked) < (view.trace.pages?.length || 0) ? Number(asked) : null;
+  const asked = new URLSearchParams(hash.slice(1)).get(name) ?? "";
+  return /^\d+$/.test(asked) && Number(asked) < (view.trace.pages?.length || 0) ? Number(asked) : null;
 }
 
-export function readHash(address = location) {
+// The view that an address asks for, of the page that it is about: another has other heads and a text of its own.
+/** @param {{ hash: string }} address */
+export function readHash(address = location, trace = view.trace) {
   const hash = new URLSearchParams(address.hash.slice(1));
-  const { trace } = view;
   const one = (name, values) => /** @type {any} */ (values.includes(hash.get(name)) ? hash.get(name) : null);
   view.direction = one("dir", ["from", "to"]) || "from";
   view.mode = one("mode", ["columns"]) || "text";
@@ -136,7 +137,7 @@ export function readHash(address = location) {
   view.filter = new Set((hash.get("roles") || "").split(".").filter((role) => role in ROLES));
   const [layer, number] = (hash.get("h") || "").split(".").map(Number);
   const head = trace.find(layer, number),
-    own = layerOf((head || trace.heads[0]).layer);
+    own = /** @type {import("./types").Layer} */ (trace.byLayer.get((head || trace.heads[0]).layer));
   const position = (name, text) =>
     /^\d+$/.test(hash.get(name) ?? "") ? clamp(Number(hash.get(name)), 0, trace.texts[text].n - 1) : null;
   return { head, query: position("q", own.queries), key: position("k", own.keys) };

@@ -1,6 +1,6 @@
 // Beside the derivation: what the query looks at, and what it gets from there. A head whose vectors are not here has
 // its row and its column instead.
-import { $, clamp, el, grouped, percent, shown, soon, under } from "./util.js";
+import { $, clamp, el, fill, grouped, percent, shown, soon, under } from "./util.js";
 import { keyOf, on, queryOf, textOf, view } from "./state.js";
 import { selectPair } from "./actions.js";
 import { naming } from "./chips.js";
@@ -138,7 +138,8 @@ function drawDerived(numbers) {
   const gets = ["gets from", el("span", { class: "hint" }, ", share of z")],
     why =
       "α (v·z) / |z|²: the part of z, measured along z, that the key brings. Adds up to 100%, can be negative.";
-  $("#looks").replaceChildren(
+  fill(
+    $("#looks"),
     ...headingOf(
       WIDTHS,
       "key",
@@ -155,7 +156,7 @@ function drawDerived(numbers) {
 
 // `among`: how many could be in the list. `most`: the weight of a full bar. `total`: 1 for a row; null where
 // shares do not add up to one.
-function fill(table, word, weights, chosen, among, most, total) {
+function list(table, word, weights, chosen, among, most, total) {
   const lines = chosenLines(weights, chosen, among, room($("#two"), 26));
   const share = (x) => percent(x, view.weights.exact);
   const made = lines.map(([i, rank]) =>
@@ -173,7 +174,8 @@ function fill(table, word, weights, chosen, among, most, total) {
     const left = total == null ? null : total - lines.reduce((sum, [i]) => sum + weights[i], 0);
     made.push(othersLine(others, word, el("td"), cell(left == null ? "" : share(Math.max(left, 1e-9)))));
   }
-  table.replaceChildren(
+  fill(
+    table,
     ...headingOf(["", "42%", "54px"], word, el("th", { class: "left bars", colspan: 2 }, "weight, α")),
     el("tbody", {}, ...made),
   );
@@ -191,10 +193,10 @@ function drawTables() {
     column = weights.column(key);
   // One scale for both tables, so that their bars compare, and weights of a few percent stay small.
   const most = [row, column].reduce((a, list) => list.reduce((x, w) => Math.max(x, w), a), SHORTEST_SCALE);
-  $("#looks-title").replaceChildren(naming(query, "query"), " looks at");
-  fill($("#looks"), "key", row, key, weights.causal ? query + 1 : weights.columns, most, 1);
-  $("#seen-title").replaceChildren(naming(key, "key"), " is looked at by");
-  fill($("#seen"), "query", column, query, weights.causal ? weights.rows - key : weights.rows, most, null);
+  fill($("#looks-title"), naming(query, "query"), " looks at");
+  list($("#looks"), "key", row, key, weights.causal ? query + 1 : weights.columns, most, 1);
+  fill($("#seen-title"), naming(key, "key"), " is looked at by");
+  list($("#seen"), "query", column, query, weights.causal ? weights.rows - key : weights.rows, most, null);
 }
 
 // What the file leaves out of this head.
@@ -232,6 +234,6 @@ export function startTables() {
     if (next?.dataset.i) choose(next, true);
   });
   on("pair layout", drawTables);
-  on("hover", soon(drawTables));
+  on("hover", soon(() => drawTables)); // once the derivation has taken its room
   on("head", drawNote);
 }

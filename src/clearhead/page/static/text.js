@@ -1,6 +1,6 @@
 // Tokens as flowing text, tinted by the weights of the token that leads.
-import { $, el, inputOf } from "./util.js";
-import { ink, rgb, theme, tone } from "./colour.js";
+import { $, drawingOn, el, inputOf, soon } from "./util.js";
+import { colour, ink, rgb, theme, tone } from "./colour.js";
 import { along, faded, keyOf, leadKind, on, otherKind, otherText, queryOf, shownToken, view } from "./state.js";
 import { setLook } from "./actions.js";
 import { sizes } from "./layout.js";
@@ -14,9 +14,12 @@ const TINTED = 0.004,
   PALEST = 120; // of the 256 colours, over an image
 let weightsNow = null,
   tinted = [], // tokens whose weight is tinted, in the order of the text
+  /** @type {Map<HTMLElement, number>} */
+  dressed = new Map(), // their elements, and how strong each one's tint is
+  /** @type {Map<HTMLElement, HTMLElement>} */
+  labelled = new Map(), // elements of tokens, and the labels in them
   /** @type {HTMLElement[]} */
-  dressed = [], // their elements
-  labelled = [],
+  marked = [], // the query and the key
   seen = [0, Infinity]; // what can be seen from the token that leads
 
 // The largest reading size at which the text needs no scrolling.
@@ -66,52 +69,71 @@ const isTinted = (i, token) =>
 // A patch lets the image through, the less the more weight it has; too pale a colour would only whiten it.
 /** @param {HTMLElement} span @param {number} weight */
 function tintToken(span, weight) {
-  const strength = tone(view.scale, weight),
-    patch = span.classList.contains("patch"),
+  const strength = tone(view.scale, weight);
+  if (dressed.get(span) === strength) return;
+  dressed.set(span, strength);
+  const patch = span.classList.contains("patch"),
     fill = theme.weights[patch ? Math.max(strength, PALEST) : strength];
   span.style.background = patch ? `rgba(${fill.join()},${((0.9 * strength) / 255).toFixed(3)})` : rgb(fill);
   span.style.color = ink(fill);
 }
 
-/** @param {number} token */
-function paintTints(token) {
-  for (const span of dressed) span.style.background = span.style.color = "";
-  const { spans } = flows[otherKind()];
-  tinted = [...weightsNow.keys()].filter((i) => isTinted(i, token));
-  dressed = tinted.map((i) => spans[i]).filter(Boolean);
+function paintTints() {
+  const { spans } = flows[otherKind()],
+    now = new Set(tinted.map((i) => spans[i]));
+  for (const span of dressed.keys()) if (!now.has(span)) undress(span);
   for (const i of tinted) if (spans[i]) tintToken(spans[i], weightsNow[i]);
+}
+
+/** @param {HTMLElement} span */
+const undress = (span) => ((span.style.background = span.style.color = ""), dressed.delete(span));
+
+const context = drawingOn(el("canvas"));
+/** @type {Record<string, number>} */
+const widths = {};
+/** @param {string} label */
+function widthOf(label) {
+  if (!widths[label]) context.font = "10.5px " + colour("sans");
+  return (widths[label] ??= context.measureText(label).width);
 }
 
 // A share under the strongest tokens; the weaker of two that would touch is left out.
 function paintLabels() {
-  for (const label of labelled) label.remove();
-  labelled = [];
   const { spans } = flows[otherKind()];
   const strong = [...weightsNow.keys()]
     .filter((i) => weightsNow[i] >= LABELLED)
-    .sort((a, b) => weightsNow[b] - weightsNow[a]);
-  const boxes = [];
-  for (const i of strong.slice(0, LABELS)) {
-    if (!spans[i]) continue;
-    const label = el("i", { "aria-hidden": "true" }, Math.round(100 * weightsNow[i]) + "%");
-    spans[i].append(label);
-    const box = label.getBoundingClientRect();
-    if (boxes.some((b) => Math.abs(b.top - box.top) < 9 && box.left < b.right + 2 && b.left < box.right + 2))
-      label.remove();
-    else boxes.push(box) && labelled.push(label);
-  }
+    .sort((a, b) => weightsNow[b] - weightsNow[a])
+    .slice(0, LABELS)
+    .filter((i) => spans[i]);
+  const places = strong.map((i) => spans[i].getBoundingClientRect()), // all are measured before any changes
+    kept = [],
+    before = labelled;
+  labelled = new Map();
+  strong.forEach((i, at) => {
+    const words = Math.round(100 * weightsNow[i]) + "%",
+      { top, left, width } = places[at],
+      [middle, half] = [left + width / 2, widthOf(words) / 2];
+    if (kept.some((b) => Math.abs(b.top - top) < 9 && Math.abs(b.middle - middle) < b.half + half + 2)) return;
+    kept.push({ top, middle, half });
+    const label = before.get(spans[i]) ?? spans[i].appendChild(el("i", { "aria-hidden": "true" }));
+    if (label.textContent !== words) label.textContent = words;
+    labelled.set(spans[i], label);
+  });
+  for (const [span, label] of before) if (!labelled.has(span)) label.remove();
 }
 
 function markTokens() {
-  for (const span of document.querySelectorAll("#text .is-query, #text .is-key, #text [aria-selected]")) {
+  for (const span of marked) {
     span.classList.remove("is-query", "is-key");
     span.removeAttribute("aria-selected");
   }
   const leading = shownToken(),
-    { spans, id } = flows[leadKind()];
-  if (keyOf() !== queryOf() || flows.query !== flows.key) flows.key.spans[keyOf()]?.classList.add("is-key");
-  flows.query.spans[queryOf()]?.classList.add("is-query");
+    { spans, id } = flows[leadKind()],
+    [query, key] = [flows.query.spans[queryOf()], flows.key.spans[keyOf()]];
+  if (key !== query) key?.classList.add("is-key");
+  query?.classList.add("is-query");
   spans[leading]?.setAttribute("aria-selected", "true");
+  marked = [query, key].filter(Boolean); // the leading token is one of them
   $("#text").setAttribute("aria-activedescendant", id + leading);
 }
 
@@ -172,12 +194,13 @@ function paintText() {
     from = view.direction === "from";
   weightsNow = view.influence ? beside(view.influence) : along(token);
   const causal = view.weights.causal && !view.influence;
-  muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : otherText().n);
-  paintTints(token);
+  tinted = [...weightsNow.keys()].filter((i) => isTinted(i, token));
+  drawRuler(tinted, weightsNow); // measures, before anything changes; so do the labels
   paintLabels();
+  muteOutside(causal && !from ? token : 0, causal && from ? token + 1 : otherText().n);
+  paintTints();
   markTokens();
   drawLines();
-  drawRuler(tinted, weightsNow);
 }
 
 // Blocks that came into the window look like the rest.
@@ -187,7 +210,7 @@ function dress(flow, blocks) {
   for (const { first, end } of flow === flows[otherKind()] ? blocks : [])
     for (let i = first; i < end; i++) {
       if (i < seen[0] || i >= seen[1]) spans[i].classList.add("unseen");
-      if (isTinted(i, shownToken())) (tintToken(spans[i], weightsNow[i]), dressed.push(spans[i]));
+      if (isTinted(i, shownToken())) tintToken(spans[i], weightsNow[i]);
     }
   paintLabels();
   markTokens();
@@ -199,7 +222,7 @@ function rebuild() {
   const { query, key } = flows;
   buildFlow(dress);
   if (query === flows.query && key === flows.key) return false;
-  [weightsNow, tinted, dressed, labelled, seen] = [null, [], [], [], [0, Infinity]];
+  [weightsNow, tinted, dressed, labelled, seen] = [null, [], new Map(), new Map(), [0, Infinity]];
   $("#wrote").hidden = flows.query.text.prompt == null;
   return true;
 }
@@ -227,5 +250,6 @@ export function startText() {
   });
   on("head", () => rebuild() && (fitText(), fillWindow()));
   on("pair", () => (scrollToToken(leadKind(), view.token), paintText()));
-  on("hover look theme", paintText);
+  on("hover", soon(paintText));
+  on("look theme", () => ([...dressed.keys()].forEach(undress), paintText()));
 }

@@ -40,6 +40,84 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** @type {WeakMap<Element, string>} */
+const waiting = new WeakMap(); // markup of elements that are not on the page yet
+/** @type {WeakMap<Element, { shape: string, places: Node[] }>} */
+const written = new WeakMap(); // of those that are: markup without its words and lines, and these as nodes
+
+// An element for `fill`, with markup (never a token's) inside.
+/** @param {HTMLElement} element @param {string} markup */
+export function holding(element, markup) {
+  waiting.set(element, markup);
+  return element;
+}
+
+const DRAWN = ["aria-label", "d", "x1", "x2"]; // attributes that follow the numbers
+
+// Where only words and lines differ from what was written before, nothing is parsed, and only these are laid out.
+/** @param {Element} element @param {string} markup */
+function write(element, markup) {
+  /** @type {string[]} */
+  const words = [],
+    keep = (_, before, value) => (words.push(value), before);
+  const shape = markup.replace(/( (?:aria-label|d|x1|x2)=)("[^"]*")/g, keep).replace(/(>)([^<]+)/g, keep),
+    known = written.get(element);
+  if (known?.shape !== shape || markup.includes("&")) {
+    element.innerHTML = markup;
+    return written.set(element, { shape, places: placesIn(element) });
+  }
+  words.forEach((word, i) => {
+    const place = known.places[i],
+      now = word[0] === '"' ? word.slice(1, -1) : word;
+    if (place.nodeValue !== now) place.nodeValue = now;
+  });
+}
+
+/** @param {Element} element @returns {any[]} */
+function placesIn(element) {
+  const drawn = [...element.querySelectorAll("[aria-label], [d], [x1]")].flatMap((one) => DRAWN.map((name) => one.getAttributeNode(name))),
+    walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT),
+    places = /** @type {any[]} */ (drawn.filter(Boolean));
+  while (walk.nextNode()) places.push(walk.currentNode);
+  return places;
+}
+
+// Make the children of an element like others, in place: what stays the same is not laid out anew.
+/** @param {Element} parent @param {(Node | string)[]} children */
+export function fill(parent, ...children) {
+  const fresh = document.createDocumentFragment();
+  fresh.append(...children);
+  becomeAlike(parent, fresh);
+}
+
+/** @param {any} old @param {any} fresh */
+function becomeAlike(old, fresh) {
+  const markup = waiting.get(fresh);
+  if (markup != null) return write(old, markup);
+  let now = old.firstChild;
+  for (const node of [...fresh.childNodes]) {
+    const next = now?.nextSibling;
+    if (now?.nodeName !== node.nodeName) {
+      for (const part of [node, ...(node.querySelectorAll?.("*") || [])]) if (waiting.has(part)) becomeAlike(part, part);
+      now ? now.replaceWith(node) : old.append(node);
+    } else if (node.nodeType !== Node.TEXT_NODE) (takeAttributes(now, node), becomeAlike(now, node));
+    else if (now.data !== node.data) now.data = node.data;
+    now = next;
+  }
+  for (let next; now; now = next) ((next = now.nextSibling), now.remove());
+}
+
+/** @param {HTMLElement} old @param {HTMLElement} fresh */
+function takeAttributes(old, fresh) {
+  const names = fresh.getAttributeNames();
+  for (const name of names)
+    if (old.getAttribute(name) !== fresh.getAttribute(name))
+      if (name === "style") old.style.cssText = fresh.style.cssText; // a served page allows no style attribute
+      else old.setAttribute(name, String(fresh.getAttribute(name)));
+  if (old.attributes.length > names.length)
+    for (const name of old.getAttributeNames()) if (!names.includes(name)) old.removeAttribute(name);
+}
+
 export const CONTINUED = "\ufffd"; // a token that holds further bytes of the character begun before it
 
 const INVISIBLE = /\p{Default_Ignorable_Code_Point}/u; // no width, or a direction
@@ -86,16 +164,24 @@ export const whole = (x) => (x == null ? "–" : Math.round(100 * x) + "%");
 /** @param {number} n @param {string} one */
 export const plural = (n, one) => `${grouped(n)} ${one}${n === 1 ? "" : "s"}`;
 
+// A drawing returns what is left to do once all have drawn: to measure is to have everything laid out, best once.
+/** @typedef {() => (() => void) | void} Drawing */
+/** @type {Set<Drawing>} */
+let drawings = new Set();
+
 // The same, once, before the browser paints: what follows the pointer need not follow each of its steps.
-/** @param {() => void} draw */
-export function soon(draw) {
-  let waiting = false;
-  return () => {
-    if (waiting) return;
-    waiting = true;
-    requestAnimationFrame(() => ((waiting = false), draw()));
-  };
-}
+/** @param {Drawing} draw */
+export const soon = (draw) => () => {
+  if (!drawings.size)
+    requestAnimationFrame(() => {
+      const all = [...drawings];
+      drawings.clear();
+      for (const rest of all.map((one) => one())) rest?.();
+    });
+  drawings.add(draw);
+};
+/** @param {Drawing} draw */
+export const atOnce = (draw) => () => draw()?.();
 
 // A canvas sized in CSS pixels, its context scaled to the screen's.
 /** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */

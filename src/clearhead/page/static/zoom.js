@@ -49,6 +49,7 @@ function startPointers(canvas, click) {
   let moved = 0;
   const ends = (event) => pointers.delete(event.pointerId);
   canvas.addEventListener("pointerdown", (event) => {
+    if (event.button) return; // the right one opens a menu
     if (!pointers.size) moved = 0;
     pointers.set(event.pointerId, placeOf(canvas, event));
     canvas.setPointerCapture(event.pointerId);
@@ -72,7 +73,7 @@ function startPointers(canvas, click) {
   });
   canvas.addEventListener("pointercancel", ends);
   canvas.addEventListener("pointerup", (event) => {
-    ends(event);
+    if (!ends(event)) return;
     canvas.classList.remove("dragged");
     if (moved < SLOP) click(event);
   });
