@@ -49,7 +49,9 @@ def render(lesson: Lesson, folder: Path) -> bool:
     notebook = nbformat.reads(lesson.notebook(), as_version=4)
     try:
         quiet, where = ["--log-level=40"], {"metadata": {"path": str(folder)}}
-        NotebookClient(notebook, timeout=LIMIT, extra_arguments=quiet, resources=where).execute()
+        # Printed lines are one output, however far apart in time they came.
+        how = {"timeout": LIMIT, "extra_arguments": quiet, "resources": where, "coalesce_streams": True}
+        NotebookClient(notebook, **how).execute()
     except (CellExecutionError, CellTimeoutError) as error:
         print(f"failed\n{error}")
         return False

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from clearhead import DenseMap, ModelError, heads, models, zoo
+from clearhead.learn import Lesson
 from clearhead.learn.exercises import NAMES
 from clearhead.models import Translator, pairs
 
@@ -356,3 +357,15 @@ def test_a_rendered_page_has_its_formulas_drawn_and_loads_nothing() -> None:
     assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=.http", page)
     assert re.search(r"@media \(prefers-color-scheme: dark\) \{[^}]*--jp-layout-color0: #1", page)
     assert notebook.cells[0].source == text
+
+
+@pytest.mark.full
+def test_lines_printed_one_after_another_are_one_output(tmp_path: Path) -> None:
+    for package in ("nbconvert", "ipykernel", "jupytext", "latex2mathml"):
+        pytest.importorskip(package)
+    script = tmp_path / "01_slow.py"
+    code = "import time\n\nfor n in range(3):\n    print(n)\n    time.sleep(0.5)\n"
+    script.write_text(f"# %% [markdown]\n# # Slow\n# %%\n{code}")
+    assert runpy.run_path(str(ROOT / "docs" / "render_lessons.py"))["render"](Lesson(1, script), tmp_path)
+    (_, cell) = json.loads(script.with_suffix(".ipynb").read_text())["cells"]
+    assert ["".join(output["text"]) for output in cell["outputs"]] == ["0\n1\n2\n"]
