@@ -19,7 +19,7 @@ from nbconvert import HTMLExporter
 
 from clearhead.learn import Lesson, all_lessons
 
-LIMIT = 300  # seconds for a cell; trainings take up to two minutes where nothing else runs
+LIMIT = 900  # seconds for a cell; trainings take up to two minutes, and much longer where others run
 CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
 STYLE = """<style>
