@@ -19,7 +19,7 @@ from nbconvert import HTMLExporter
 
 from clearhead.learn import Lesson, all_lessons
 
-LIMIT = 300  # seconds for a cell; trainings take up to two minutes where nothing else runs
+LIMIT = 900  # seconds for a cell; trainings take up to two minutes, and much longer where others run
 CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
 STYLE = """<style>
@@ -49,7 +49,9 @@ def render(lesson: Lesson, folder: Path) -> bool:
     notebook = nbformat.reads(lesson.notebook(), as_version=4)
     try:
         quiet, where = ["--log-level=40"], {"metadata": {"path": str(folder)}}
-        NotebookClient(notebook, timeout=LIMIT, extra_arguments=quiet, resources=where).execute()
+        # Printed lines are one output, however far apart in time they came.
+        how = {"timeout": LIMIT, "extra_arguments": quiet, "resources": where, "coalesce_streams": True}
+        NotebookClient(notebook, **how).execute()
     except (CellExecutionError, CellTimeoutError) as error:
         print(f"failed\n{error}")
         return False

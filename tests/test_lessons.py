@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import cache, partialmethod
+from functools import cache, partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import DenseMap, ModelError, heads, zoo
+from clearhead import DenseMap, ModelError, heads, models, zoo
+from clearhead.learn import Lesson
 from clearhead.learn.exercises import NAMES
 from clearhead.models import Translator, pairs
 
@@ -34,7 +35,7 @@ DATA = ROOT / "tests" / "data"
 CH03 = json.loads((DATA / "ch03.json").read_text())["entries"]
 SEEDS = json.loads((DATA / "seeds.json").read_text())
 
-TRAIN = {1, 6}  # they take minutes, and run with all their steps in a test that is `full`
+TRAIN = {1, 6, 10}  # they take minutes, and run with all their steps in a test that is `full`
 FEW = 2  # steps in the others
 
 # Runs lessons as scripts in one process, which loads the model once.
@@ -51,9 +52,9 @@ for path in sys.argv[1:]:
 BACKWARDS = "five seven four six seven eight four zero six"
 
 
-def shortly(self: Translator, fit: Callable[..., list[float]], pairs: Any, *, steps: int, **how: Any) -> list[float]:
+def shortly(*args: Any, fit: Callable[..., list[float]], steps: int, **how: Any) -> list[float]:
     """A few of the steps of a training."""
-    return fit(self, pairs, steps=min(steps, FEW), **how)
+    return fit(*args, steps=min(steps, FEW), **how)
 
 
 @dataclass
@@ -77,7 +78,8 @@ def without_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], R
         folder, said = tmp_path_factory.mktemp("lesson"), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), plt.rc_context({"backend": "agg"}):
             patch.setattr(zoo, "load", missing)
-            patch.setattr(Translator, "fit", partialmethod(shortly, Translator.fit))
+            patch.setattr(Translator, "fit", partialmethod(shortly, fit=Translator.fit))
+            patch.setattr(models, "fit", partial(shortly, fit=models.fit))
             patch.setattr(pairs, "DING", (Path("nowhere"),))
             patch.chdir(folder)
             torch.manual_seed(0)
@@ -158,7 +160,9 @@ def test_lessons_run_as_scripts_with_a_real_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", sorted(TRAIN))
 def test_lessons_that_train_run_with_all_their_steps(number: int, tmp_path: Path) -> None:
     said = run_as_scripts([number], tmp_path)
-    if number == 1:
+    if number == 10:
+        check_induction(said)
+    elif number == 1:
         plain, attentive = (list(map(int, re.findall(r"(\d+)%", line))) for line in said.splitlines()[1:3])
         assert plain[0] > 90 > 85 > plain[-1]  # of words guessed, in the shortest number words and in the longest
         assert min(attentive) > 85
@@ -168,6 +172,16 @@ def test_lessons_that_train_run_with_all_their_steps(number: int, tmp_path: Path
         assert int(guessed[1]) > 90
         *heads, even = map(int, re.findall(r"(\d+)%", said.partition("layer 1, ")[2].splitlines()[0]))
         assert min(heads) > 2 * even  # on the line that a person would draw
+
+
+def check_induction(said: str) -> None:
+    """What lesson 10 says of its heads: taken out together or where the circuit begins, all of it is gone."""
+    numbers = [list(map(float, re.findall(r"\d\.\d+", line))) for line in said.splitlines() if "without" in line]
+    *alone, both = [loss for loss, *_ in numbers]
+    assert min(alone) < 0.5
+    assert max(alone[:2]) > 3 < both  # of layer 0, one of the two
+    assert min(map(max, (scores for _, *scores in numbers[:2]))) < 0.4 < 0.8 < max(numbers[2][1:] + numbers[3][1:])
+    assert "the same in transformers: True" in said or "This part is left out" in said
 
 
 def run_as_scripts(numbers: list[int], folder: Path) -> str:
@@ -313,6 +327,19 @@ def test_lesson_9_tells_weight_from_what_it_does(without_model: Any) -> None:
     assert run.values["answers"]["3"] == pytest.approx(1 - 0.75**30, abs=1e-4)
 
 
+def test_lesson_10_builds_a_gpt_and_measures_as_it_learns(without_model: Any) -> None:
+    run = without_model(10)
+    assert list(run.values["seen"]) == [0]
+    loss, after, *scores = run.values["seen"][0]
+    assert [loss, after] == pytest.approx([math.log(32)] * 2, abs=0.5)
+    even = sum(1 / (t + 1) for t in range(1, 16)) / 15
+    assert scores[:2] == pytest.approx([even] * 2, abs=0.06)
+    test = run.values["test"]
+    assert torch.equal(test[:, :17], test[:, 16:])
+    assert run.values["answers"]["1"] == round(math.log(32), 2)
+    assert run.values["answers"]["3"] == [124_439_808, 163_037_184]
+
+
 # --- how they are rendered -----------------------------------------------------------------------------------------
 
 
@@ -330,3 +357,15 @@ def test_a_rendered_page_has_its_formulas_drawn_and_loads_nothing() -> None:
     assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=.http", page)
     assert re.search(r"@media \(prefers-color-scheme: dark\) \{[^}]*--jp-layout-color0: #1", page)
     assert notebook.cells[0].source == text
+
+
+@pytest.mark.full
+def test_lines_printed_one_after_another_are_one_output(tmp_path: Path) -> None:
+    for package in ("nbconvert", "ipykernel", "jupytext", "latex2mathml"):
+        pytest.importorskip(package)
+    script = tmp_path / "01_slow.py"
+    code = "import time\n\nfor n in range(3):\n    print(n)\n    time.sleep(0.5)\n"
+    script.write_text(f"# %% [markdown]\n# # Slow\n# %%\n{code}")
+    assert runpy.run_path(str(ROOT / "docs" / "render_lessons.py"))["render"](Lesson(1, script), tmp_path)
+    (_, cell) = json.loads(script.with_suffix(".ipynb").read_text())["cells"]
+    assert ["".join(output["text"]) for output in cell["outputs"]] == ["0\n1\n2\n"]

@@ -848,6 +848,73 @@ WRONG["rollout"] = {
     "number by number": ("product of matrices", lambda w: torch.stack(layers_of(w)).prod(0)),
 }
 
+# --- lesson 10 -----------------------------------------------------------------------------------------------------
+
+
+def rows(logits: Tensor, ids: Tensor) -> Tensor:
+    """log p of the next token."""
+    return torch.stack([logits[t].log_softmax(-1)[ids[t + 1]] for t in range(len(ids) - 1)])
+
+
+def likeliest(logits: Tensor, k: int) -> Tensor:
+    return logits >= logits.sort().values[-k]
+
+
+def drawn(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
+    return softmax(hide(logits / temperature, ~likeliest(logits, k)))
+
+
+def normed_after(x: Tensor, norm1: Any, attention: Any, norm2: Any, mlp: Any) -> Tensor:
+    x = norm1(x + attention(x))
+    return norm2(x + mlp(x))
+
+
+RIGHT["block"] = {
+    "in one": lambda x, n1, a, n2, m: x + a(n1(x)) + m(n2(x + a(n1(x)))),
+    "text by text": lambda x, n1, a, n2, m: torch.cat([y + m(n2(y)) for y in (t + a(n1(t)) for t in x.split(1))]),
+}
+WRONG["block"] = {
+    "no stream": ("The stream itself is missing", lambda x, n1, a, n2, m: m(n2(a(n1(x))))),
+    "no stream at last": ("takes the place of the stream", lambda x, n1, a, n2, m: m(n2(x + a(n1(x))))),
+    "no norms": ("without its norm", lambda x, n1, a, n2, m: x + a(x) + m(x + a(x))),
+    "norms after": ("The norm came after", normed_after),
+    "side by side": ("reads x as it came in", lambda x, n1, a, n2, m: x + a(n1(x)) + m(n2(x))),
+    "one norm": ("one is used twice", lambda x, n1, a, n2, m: x + a(n1(x)) + m(n1(x + a(n1(x))))),
+    "the MLP first": ("The MLP came first", lambda x, n1, a, n2, m: x + m(n2(x)) + a(n1(x + m(n2(x))))),
+}
+RIGHT["next_losses"] = {
+    "row by row": lambda logits, ids: -rows(logits, ids),
+    "gathered": lambda logits, ids: logits[:-1].logsumexp(-1) - logits[:-1].gather(1, ids[1:, None])[:, 0],
+}
+WRONG["next_losses"] = {
+    "the same token": ("Row t is held against token t", lambda z, ids: F.cross_entropy(z, ids, reduction="none")),
+    "backwards": ("wrong way round", lambda z, ids: F.cross_entropy(z[1:], ids[:-1], reduction="none")),
+    "no sign": ("The sign is missing", rows),
+    "no log": ("grows without end", lambda z, ids: rows(z, ids).exp()),
+    "scores": ("These are scores", lambda z, ids: z[:-1].gather(1, ids[1:, None])[:, 0]),
+    "two softmaxes": ("taken twice", lambda z, ids: -rows(softmax(z), ids)),
+    "base 2": ("base 2", lambda z, ids: -rows(z, ids) / math.log(2)),
+    "mean": ("the mean", lambda z, ids: -rows(z, ids).mean()),
+}
+RIGHT["next_shares"] = {
+    "sorted": lambda z, heat, k: drawn(z, k, heat),
+    "put in their places": lambda z, heat, k: torch.zeros_like(z).scatter(
+        0, z.topk(k).indices, softmax(z.topk(k).values / heat)
+    ),
+    "divided again": lambda z, heat, k: normalised(softmax(z / heat) * likeliest(z, k)),
+}
+WRONG["next_shares"] = {
+    "no temperature": ("does nothing", lambda z, heat, k: drawn(z, k)),
+    "multiplied": ("multiplied by the temperature", lambda z, heat, k: drawn(z, k, 1 / heat)),
+    "divided after": ("divided by the temperature", lambda z, heat, k: drawn(z, k) / heat),
+    "all": ("All tokens may be drawn", lambda z, heat, k: softmax(z / heat)),
+    "a lost share": ("0 after the softmax", lambda z, heat, k: softmax(z / heat) * likeliest(z, k)),
+    "one less": ("One token too many or too few", lambda z, heat, k: drawn(z, k - 1, heat)),
+    "the least likely": ("least likely", lambda z, heat, k: softmax(hide(z / heat, likeliest(z, len(z) - k)))),
+    "in order": ("order of their size", lambda z, heat, k: softmax(z.topk(k).values / heat)),
+    "0 for -inf": ("exp(0) = 1", lambda z, heat, k: softmax(hide(z / heat, ~likeliest(z, k), 0.0))),
+}
+
 # --- the tests -----------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ NAMES: dict[int, tuple[str, ...]] = {
     7: ("window_weights", "merge_parts", "linear_attention"),
     8: ("previous_score", "induction_score", "without_sink"),
     9: ("without_head", "brought", "rollout"),
+    10: ("block", "next_losses", "next_shares"),
 }
 
 
