@@ -18,7 +18,7 @@ from _report import Report
 from clearhead import record, zoo
 from clearhead.heads import Effect, Tokens, effect, relation_score
 
-MODEL, HALF, SEQUENCES, TOP, DRAWS, TEXTS = "smollm2", 128, 4, 8, 20, 4
+MODEL, HALF, SEQUENCES, TOP, DRAWS, TEXTS = "smollm2", 128, 4, 8, 20, 16
 
 
 def repeated(vocabulary: int, seed: int) -> torch.Tensor:
