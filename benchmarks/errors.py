@@ -49,7 +49,7 @@ def exactly(q: Tensor, k: Tensor) -> dict[str, Tensor]:
         at = torch.arange(k.shape[-2])
         found["entropy"].append(torch.special.entr(weights).sum(-1))
         found["distance"].append((weights * (rows[:, None] - at[: weights.shape[-1]])).sum(-1))
-        found["to_first"].append(weights[..., 0])
+        found["to_first"].append(weights[..., 0].clone())  # a view would keep all of the block
         found["to_self"].append(weights[:, torch.arange(len(rows)), rows])
         found["peak"].append(weights.amax(-1))
         received[:, : weights.shape[-1]] += weights.sum(-2)
