@@ -11,7 +11,7 @@ import typer
 
 from clearhead._plain import plain
 from clearhead._version import __version__
-from clearhead.arguments import Model, check_file, stop, text_of
+from clearhead.arguments import Model, check_file, stop, texts_of
 
 if TYPE_CHECKING:
     from clearhead.heads import Effect, Importance
@@ -46,7 +46,7 @@ def importance(
     """
     from clearhead import terminal
 
-    texts = [text_of(None, file) for file in files]
+    texts = texts_of(files)
     chosen = None if heads is None else _numbers(heads)
     check_file("--progress", progress)
     if how not in HOW:

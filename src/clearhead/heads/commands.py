@@ -15,7 +15,7 @@ from clearhead._files import write_whole
 from clearhead._format import finite
 from clearhead._plain import plain
 from clearhead._version import __version__
-from clearhead.arguments import check_file, stop, text_of
+from clearhead.arguments import check_file, stop, text_of, texts_of
 from clearhead.heads.probing import probe
 from clearhead.heads.table import Head, HeadTable
 
@@ -24,7 +24,7 @@ __all__ = ["show_heads"]
 
 def show_heads(model: str, files: Sequence[Path], *, as_json: Path | None, strongest: int) -> None:
     """Run the probes on a model, print the heads of each role, strongest first, and write all of them as JSON."""
-    texts = [text_of(None, str(file)) for file in files] or [text_of(None, None)]
+    texts = texts_of(files) or [text_of(None, None)]
     check_file("--json", as_json)
     with terminal.progress() as report:
         loaded, tokenizer = zoo.load(model, on_progress=report)
