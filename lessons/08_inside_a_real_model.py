@@ -91,7 +91,8 @@ answers = {
 print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # %% [markdown]
 # 1: The same to each of the seven: it finds nothing, and has nowhere to rest. 2: Two, and their weights add up. 3: Next
-# to none: it finds nothing any more, and rests. In a model, too, an induction head needs heads of the layers before.
+# to none: keys no longer know the word before them. Most words rest. *Your* gives the first *Your* as much as the sink,
+# as half of what that key knows is *Your*: 16 / 2 = 8. In a model, too, an induction head needs heads before it.
 #
 # ## The same in a real model
 # SmolLM2 reads 25 random tokens, twice. There is nothing to understand in them, so whoever guesses the second half well
