@@ -71,7 +71,9 @@ def importance(
     if as_json:
         print(json.dumps({"clearhead": __version__, "model": model, **_as_dict(every, together)}, allow_nan=False))
     else:
-        print(plain(f"{model}: {losses.tokens:,} tokens in {losses.windows} windows of text, loss in nats a token"))
+        windows = f"{losses.windows:,} window{'s' * (losses.windows != 1)} of text"
+        read = losses.tokens + losses.windows  # nothing predicts the first of a window
+        print(plain(f"{model}: {read:,} tokens in {windows}, loss in nats a token that is predicted"))
         terminal.show_importance(every, together, top)
         if together.whole.icl is None:
             print(f"No score of in-context learning: that takes 511 tokens, the longest window has {losses.longest}.")
