@@ -130,6 +130,11 @@ def test_brackets_go_on_to_any_head_where_a_role_has_one_only(show: Show):
     assert opened.text("#badge") == "induction"
 
 
+def test_one_head_has_no_next(show: Show):
+    page = show(make(words(20), layers=1, heads=1, groups=1)).page
+    assert page.locator("#before:visible, #after:visible").count() == 0
+
+
 def test_line_ends_stand_where_they_stand_in_the_piece(show: Show):
     tokens = ["One", " two", ".", "\n\nThe", " next", "\n\n    make", " it", ".\n", "so", "\n\n", "End", "\nlast"]
     page = show(make(tokens)).page

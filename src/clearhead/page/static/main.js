@@ -44,6 +44,7 @@ function drawHeadline() {
     ["#after", "›", "Next"],
   ]) {
     const name = el("span", {}, role || "head");
+    $(id).hidden = trace.heads.length < 2;
     $(id).replaceChildren(...(sign === "‹" ? ["‹ ", name] : [name, " ›"]));
     $(id).title = `${words} ${role && role + " "}head (${sign === "‹" ? "[" : "]"})`;
     $(id).setAttribute("aria-label", $(id).title);
