@@ -52,8 +52,8 @@ guess = weigh(q2, k2) @ x  # the second head brings the words it looks at
 for t in (1, 7, 8, 11):
     print(f"{t:2} {words[t]:8} looks at {words[int(weigh(q2, k2)[t].argmax())]:8} what comes next: {words[t + 1]}")
 # %% [markdown]
-# The second time round, it knows what comes next, of any text: it has learned nothing about words. In a model the value
-# goes on to the output, and the guess becomes more likely.
+# The second time round, it knows what comes next, of any text that repeats: it has learned nothing about words. In a
+# model the value goes on to the output, and the guess becomes more likely.
 #
 # ## Measure it
 # A head's **score** for a habit is the share of attention that goes to the keys that the habit expects, on average over
@@ -91,7 +91,8 @@ answers = {
 print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # %% [markdown]
 # 1: The same to each of the seven: it finds nothing, and has nowhere to rest. 2: Two, and their weights add up. 3: Next
-# to none: it finds nothing any more, and rests. In a model, too, an induction head needs heads of the layers before.
+# to none: keys no longer know the word before them. Most words rest. *Your* gives the first *Your* as much as the sink,
+# as half of what that key knows is *Your*: 16 / 2 = 8. In a model, too, an induction head needs heads before it.
 #
 # ## The same in a real model
 # SmolLM2 reads 25 random tokens, twice. There is nothing to understand in them, so whoever guesses the second half well
@@ -99,12 +100,12 @@ print(*(f"{number}. {answer}" for number, answer in answers.items()), sep="\n")
 # %%
 try:
     model, tokenizer = clearhead.zoo.load("smollm2")
-    once = torch.randint(1000, 40000, (25,), generator=torch.Generator().manual_seed(0))
-    twice = torch.cat([once, once])
+    twice = torch.randint(1000, 40000, (25,), generator=torch.Generator().manual_seed(0)).repeat(2)
     with clearhead.record(model) as recording, torch.no_grad():
         logits = model(twice[None]).logits[0]
     loss = torch.nn.functional.cross_entropy(logits[:-1], twice[1:], reduction="none")  # how wrong each guess is
-    print(f"loss in the first half {loss[:24].mean():.1f}, in the second {loss[25:].mean():.1f}")
+    blind = torch.tensor(logits.shape[-1]).log()  # all tokens alike; loss[24], of where it begins again, is left out
+    print(f"loss in the first half {loss[:24].mean():.1f}, in the second {loss[25:].mean():.1f}; blind {blind:.1f}")
     tokens = clearhead.heads.Tokens(twice)
     figure, axes = plt.subplots(1, 3, figsize=(8, 7), layout="constrained")
     for panel, pairs in zip(axes, (tokens.first(), tokens.previous(), tokens.induction()), strict=True):
@@ -120,9 +121,9 @@ try:
 except clearhead.ModelError as error:
     print("This part is left out, since the model is not installed:", error)
 # %% [markdown]
-# Half of the heads rest on the first token most of the time. So an average over heads shows the sink and little else:
-# take it away first. In `lesson8-smollm2.html` each head is a small picture; press `?` for what the page can do. Do
-# these heads matter? A score does not say; lesson 9 takes them out.
+# Guessing all 49,152 tokens alike has the loss ln 49,152. The first half is worse, since the model expects language.
+# Half of the heads rest on the first token most of the time, and an average over heads shows little else: take it away
+# first. In `lesson8-smollm2.html` each head is a picture; press `?` for help. Do they matter? Lesson 9 takes them out.
 #
 # ## Your own heads, opened
 # Both heads, in one map. Click the second *Your* (token 7) and go from head to head with [ and ].

@@ -163,6 +163,32 @@ def test_the_text_comes_from_a_file_or_from_stdin(clearhead_: Any) -> None:
     assert from_file["tokens"] == from_stdin["tokens"] == ["he", " the"]
 
 
+def test_the_name_of_a_file_in_place_of_a_text_is_pointed_out(clearhead_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("he the.txt").write_text("the the")
+    for done in (clearhead_("he the.txt"), CliRunner().invoke(cli.app, ["serve", "kept", "--text", "he the.txt"])):
+        bad(done, "he the.txt is a file: read it with --file 'he the.txt'; ", "standard input, with --file -")
+    assert json.loads(clearhead_("--file", "-", "--json", stdin=b"he the.txt").stdout)["tokens"][:2] == ["he", " the"]
+    assert clearhead_("he the.png", "--json").exit_code == 0, "no file of that name"
+    assert clearhead_("he the " * 9999, "--layers", "x").stderr.startswith("clearhead: --layers"), "no name at all"
+
+
+@pytest.mark.parametrize("command", ["heads", "importance"])
+def test_a_text_in_place_of_the_name_of_a_file_is_told_what_to_do(command: str) -> None:
+    for text in ("Anna bakes bread", "Anna " * 99):
+        done = CliRunner().invoke(cli.app, [command, text])
+        bad(done, f"cannot read {text}: there is no such file", "through standard input, with - for a file")
+
+
+def test_heads_reads_a_text_from_stdin(tiny: Path, empty_cache: Path) -> None:
+    Path("text.txt").write_text(TEXT)
+    from_stdin, from_file = (
+        CliRunner().invoke(cli.app, ["heads", "--model", str(tiny), name], input=TEXT).stdout
+        for name in ("-", "text.txt")
+    )
+    assert from_stdin == from_file
+    assert "2 layers, 8 heads, on 1 text\n" in from_stdin
+
+
 def test_texts_and_names_are_not_markup(clearhead_: Any, tiny: Path) -> None:
     model = tiny.rename(tiny.with_name("[bold red]x[_]\x1b[31m:smile:.gguf"))
     done = clearhead_("[bold]he[_] \x1b[2J the :smile:", model=str(model))

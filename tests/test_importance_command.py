@@ -18,7 +18,7 @@ import clearhead.cli as cli
 
 @pytest.fixture
 def importance(tiny: Path, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command on the tiny model and a text of 63 tokens, in this process."""
+    """Run the command on the tiny model and a text of 64 tokens, in this process."""
     text = tmp_path / "text.txt"
     text.write_text("the he cat " * 9)
     monkeypatch.chdir(tmp_path)
@@ -35,20 +35,27 @@ def test_it_prints_the_heads_that_matter_most_and_goes_on_where_it_was_stopped(i
     done = importance(*arguments)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert "windows of text, loss in nats a token" in lines[0]
-    assert [line.split()[0] for line in lines[1:3]] == ["Without", "no"]
+    assert lines[0].endswith(": 64 tokens in 1 window of text, loss in nats a token that is predicted")
+    assert [lines[1].split(), lines[2].split()[:2]] == [["Without", "Loss", "More"], ["no", "head"]]
     first, second = (float(line.split()[2]) for line in lines[3:5])
     assert first >= second
     assert lines[5].startswith("2 heads together")
     assert lines[6].startswith("as many at random")
     assert "over all 8" in lines[7]
-    assert "511 tokens" in lines[-1]
+    assert lines[-1].endswith("that takes 511 tokens, the longest window has 64.")
     kept = (tmp_path / "done").read_text()
     found = json.loads(importance(*arguments, "--json").stdout)
     assert (tmp_path / "done").read_text() == kept
     assert len(found["importance"]["heads"]) == 8
     assert f"{found['importance']['loss']:.4f}" in lines[2]
     assert len(found["together"]["random"]["draws"]) == 3
+
+
+def test_errors_stand_there_where_there_are_any(importance: Any) -> None:
+    lines = importance("--heads", "L0H1", "--draws", "1", "--length", "20").stdout.splitlines()
+    assert " tokens in 4 windows of text, " in lines[0]
+    assert lines[1].split() == ["Without", "Loss", "More", "Error"]
+    assert len(lines[3].removeprefix("1 head together").split()) == 3
 
 
 def test_heads_that_are_named_are_taken_together(importance: Any) -> None:

@@ -315,6 +315,10 @@ def test_lesson_8_builds_an_induction_head_of_two_and_measures_it(without_model:
         assert found.uniform[0].item() == pytest.approx(score(run.values["even"], run.values[expected]), abs=1e-6)
     assert [by_hand[1] > 0.99, bool((second[1:7, 0] > 0.99).all())] == [True, True]
     assert run.values["answers"] == {"1": [0.1429] * 7, "2": 2, "3": pytest.approx(0, abs=0.02)}
+    sink, first_your, *_ = run.values["unaware"].T  # what the third answer says of every word
+    ties = run.values["ids"] == run.values["ids"][1]
+    torch.testing.assert_close(sink[ties], first_your[ties])
+    assert sink[~ties].min() > 0.85
 
 
 def test_lesson_9_tells_weight_from_what_it_does(without_model: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -30,6 +31,7 @@ __all__ = [
     "stop",
     "target_of",
     "text_of",
+    "texts_of",
 ]
 
 Model = Annotated[  # the option --model, the same in every command
@@ -49,6 +51,9 @@ def text_of(text: str | None, file: str | None) -> str:
     """The text to look at, given as an argument or in a file."""
     if text is not None and file is not None:
         stop("give the text either as an argument or with --file, not both")
+    if text is not None and os.path.isfile(text):
+        read = f"read it with --file {shlex.quote(text)}"
+        stop(f"{text} is a file: {read}; give these words themselves through standard input, with --file -")
     if file is not None:
         text = _decoded(file)
     if text is None:
@@ -58,6 +63,15 @@ def text_of(text: str | None, file: str | None) -> str:
     if any(0xD800 <= ord(letter) < 0xE000 for letter in text):  # bytes of an argument that were not UTF-8
         stop("the text is not valid UTF-8")
     return text
+
+
+def texts_of(files: Sequence[str | Path]) -> list[str]:
+    """The texts in these files, of which - is standard input."""
+    for file in map(str, files):
+        if file != "-" and not os.path.exists(file):
+            how = "give a text itself through standard input, with - for a file"
+            stop(f"cannot read {file}: there is no such file. Names of files are expected; {how}")
+    return [text_of(None, str(file)) for file in files]
 
 
 def beginning(text: str, longest: int | None, count: Callable[[str], int]) -> str:

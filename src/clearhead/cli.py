@@ -179,7 +179,8 @@ def look(
 @app.command()
 def heads(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILES...]", help="Texts; a short built-in one if left out.")
+        list[Path] | None,
+        typer.Argument(metavar="[FILES...]", help="Texts, - is stdin; a short built-in one if left out."),
     ] = None,
     model: Model = "smollm2",
     as_json: Annotated[

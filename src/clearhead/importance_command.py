@@ -11,7 +11,7 @@ import typer
 
 from clearhead._plain import plain
 from clearhead._version import __version__
-from clearhead.arguments import Model, check_file, stop, text_of
+from clearhead.arguments import Model, check_file, stop, texts_of
 
 if TYPE_CHECKING:
     from clearhead.heads import Effect, Importance
@@ -46,7 +46,7 @@ def importance(
     """
     from clearhead import terminal
 
-    texts = [text_of(None, file) for file in files]
+    texts = texts_of(files)
     chosen = None if heads is None else _numbers(heads)
     check_file("--progress", progress)
     if how not in HOW:
@@ -71,7 +71,9 @@ def importance(
     if as_json:
         print(json.dumps({"clearhead": __version__, "model": model, **_as_dict(every, together)}, allow_nan=False))
     else:
-        print(plain(f"{model}: {losses.tokens:,} tokens in {losses.windows} windows of text, loss in nats a token"))
+        windows = f"{losses.windows:,} window{'s' * (losses.windows != 1)} of text"
+        read = losses.tokens + losses.windows  # nothing predicts the first of a window
+        print(plain(f"{model}: {read:,} tokens in {windows}, loss in nats a token that is predicted"))
         terminal.show_importance(every, together, top)
         if together.whole.icl is None:
             print(f"No score of in-context learning: that takes 511 tokens, the longest window has {losses.longest}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -189,6 +189,17 @@ def print_table(out: Console, table: Table) -> None:
         out.print(text, soft_wrap=True)
 
 
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: Container[str]) -> Table:
+    """Rows below headings, numbers at the right; columns in which nothing stands are left out, the last may wrap."""
+    told = [n for n in range(len(headings)) if any(row[n] not in ("", "-") for row in rows)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for n in told:
+        table.add_column(headings[n], justify="left" if headings[n] in left else "right", no_wrap=n != told[-1])
+    for row in rows:
+        table.add_row(*(row[n] for n in told))
+    return table
+
+
 def _roles(view: View) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("Role")
@@ -272,18 +283,17 @@ def show_bench(found: Bench) -> None:
 def show_importance(every: Importance | None, together: Effect, top: int) -> None:
     """Print what the model loses without its heads, and without some together beside as many at random."""
     out = console()
-    table = _plain_table("Without", "Loss", "More", "Error", "In context")
     whole = together.whole
-    table.add_row("no head", f"{whole.loss:.4f}", "", "", _signed(whole.icl))
+    rows = [["no head", f"{whole.loss:.4f}", "", "", _signed(whole.icl)]]
     for head in [] if every is None else every.strongest(top):
-        table.add_row(head.label, *_losses(head))
-    table.add_row(f"{_count(len(together.heads), 'head')} together", *_losses(together.without))
+        rows.append([head.label, *_losses(head)])
+    rows.append([f"{_count(len(together.heads), 'head')} together", *_losses(together.without)])
     if together.random:
         loss = f"{whole.loss + together.random_mean:.4f}"
         scores = [one.icl for one in together.random if one.icl is not None]
         score = _signed(sum(scores) / len(scores) if scores else None)
-        table.add_row("as many at random", loss, f"{together.random_mean:+.4f}", "", score)
-    print_table(out, table)
+        rows.append(["as many at random", loss, f"{together.random_mean:+.4f}", "", score])
+    print_table(out, table_of(("Without", "Loss", "More", "Error", "In context"), rows, left=("Without",)))
     if every is not None:
         out.print(f"Any one head: {every.mean:+.4f} ± {every.std:.4f}, over all {len(every)}.", soft_wrap=True)
     heads = ", ".join(f"L{layer}H{head}" for layer, head in together.heads)
@@ -298,14 +308,6 @@ def _losses(found: Measured | HeadLoss) -> list[str]:
 
 def _signed(number: float | None) -> str:
     return "-" if number is None else f"{number:+.3f}"
-
-
-def _plain_table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(first)
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table
 
 
 def _count(number: int, what: str) -> str:

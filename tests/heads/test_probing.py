@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 import clearhead.cli as cli
 from clearhead import ModelError, SoftmaxMap, masks, record, zoo
-from clearhead.heads import HeadTable, pooled, probe, repeated_tokens, score_layer, score_recording
+from clearhead.heads import Head, HeadTable, pooled, probe, repeated_tokens, score_layer, score_recording
+from clearhead.heads.commands import _HEADINGS, _print
 
 
 @pytest.fixture
@@ -84,12 +85,26 @@ def test_the_command_lists_every_role_and_writes_all_heads(tiny: Path, empty_cac
     done = CliRunner().invoke(cli.app, ["heads", *options])
     assert done.exit_code == 0, done.output
     assert f"{tiny}: 2 layers, 8 heads, on 1 text" in done.stdout
+    assert done.stdout.splitlines()[1].split() == [*_HEADINGS[:-1]], "nothing stands in the last column"
     found = json.loads(target.read_text())
     assert [(head["layer"], head["head"]) for head in found["heads"]] == [(n, h) for n in range(2) for h in range(4)]
     assert set(found["heads"][0]["scores"]) == set(found["heads"][0]["baselines"]) == set(found["heads"][0]["probe"])
     missing = CliRunner().invoke(cli.app, ["heads", "--json", str(tmp_path / "not" / "here.json")])
     assert missing.exit_code == 2
     assert "there is no folder" in missing.stderr
+
+
+@pytest.mark.parametrize("detail", ["offset -3", "delimiter", "a relation of one's own"])
+def test_all_headings_can_be_read_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: Any, detail: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    score = {"previous": 0.5}
+    head = Head(29, 31, "previous", score, score, 1.0, 1.0, detail, 0.5, {}, {"induction": 0.1})
+    _print(HeadTable([head] * 9999), "smollm2", 1, 5)
+    shown = capsys.readouterr().out
+    assert all(heading in " ".join(shown.split()) for heading in _HEADINGS)
+    assert all(word in shown for word in detail.split())
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
 
 
 def test_a_table_becomes_a_figure_and_says_what_a_data_frame_needs(

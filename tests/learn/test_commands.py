@@ -127,6 +127,33 @@ def test_the_folder_may_be_another(clearhead_: Any, here: Path) -> None:
     assert {"08_reading.py", "08_reading.ipynb"} <= set(files("."))
 
 
+@pytest.mark.parametrize("own", ["clearhead-lesson-7", "mine"])
+def test_inside_its_folder_a_lesson_is_written_there(
+    clearhead_: Any, here: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    clearhead_("learn", "7", "--folder", own)
+    monkeypatch.chdir(here / own)
+    file = Path("exercises.py")
+    file.write_text(file.read_text() + "mine = 1\n")
+    Path("07_doubling.py").unlink()
+    done = clearhead_("learn", "7")
+    assert f"\nYou are in its folder, {here / own}:\n" in done.stdout
+    assert "\n  exercises.py   was there and is left as it is\n" in done.stdout
+    assert "cd " not in done.stdout
+    assert files(".") == ["07_doubling.ipynb", "07_doubling.py", "exercises.py"], "nothing nested"
+    assert file.read_text().endswith("mine = 1\n")
+    assert f"Checking {here / own / 'exercises.py'} " in clearhead_("check", "7").stdout
+
+
+def test_inside_its_folder_a_lesson_nested_before_is_not_checked(
+    clearhead_: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clearhead_("learn", "7")
+    monkeypatch.chdir(here / "clearhead-lesson-7")
+    clearhead_("learn", "7", "--folder", "clearhead-lesson-7")
+    assert f"Checking {here / 'clearhead-lesson-7' / 'exercises.py'} " in clearhead_("check", "7").stdout
+
+
 # -- bad input: a message and exit code 2
 
 

@@ -748,6 +748,14 @@ def nearest(pairs: Tensor) -> Tensor:
     return pairs & (pairs.flip(-1).cumsum(-1) == 1).flip(-1)
 
 
+def rolled(ids: Tensor, by: int) -> Tensor:
+    return ids[:, None] == ids.roll(by)
+
+
+def averaged(w: Tensor, ids: Tensor) -> Tensor:
+    return torch.stack([w[:, t, keys].mean(-1) for t, keys in enumerate(before(ids)) if keys.any()]).mean(0)
+
+
 def gone(w: Tensor) -> Tensor:
     return w * (torch.arange(w.shape[-1]) > 0)
 
@@ -761,6 +769,7 @@ WRONG["previous_score"] = {
     "the next": ("below the diagonal", lambda w: w.diagonal(1, 1, 2).mean(-1)),
     "itself": ("gives to itself", lambda w: w.diagonal(0, 1, 2).mean(-1)),
     "by all words": ("divided by T", lambda w: below(w).sum(-1) / w.shape[-1]),
+    "rolled": ("brings the last word round", lambda w: w.roll(1, -1).diagonal(0, 1, 2).mean(-1)),
     "summed": ("sum over words", lambda w: below(w).sum(-1)),
     "over heads": ("Heads differ", lambda w: below(w).mean()),
     "the first column": ("to the first word of all", lambda w: w[:, 1:, 0].mean(-1)),
@@ -777,6 +786,11 @@ WRONG["induction_score"] = {
     "a pair each": ("counts once", lambda w, ids: (w * before(ids)).sum((1, 2)) / before(ids).sum()),
     "later ones": ("before the query", lambda w, ids: on(w, F.pad(twins(ids)[:, :-1], (1, 0)))),
     "not before the query": ("s < t", lambda w, ids: on(w, before(ids, -len(ids)))),
+    "rolled": ("roll(1) brings the last word round", lambda w, ids: on(w, rolled(ids, 1).tril(-1))),
+    "rolled, and later ones": ("roll(1) brings the last word round", lambda w, ids: on(w, rolled(ids, 1))),
+    "rolled back": ("what came before the copy", lambda w, ids: on(w, rolled(ids, -1).tril(-1))),
+    "averaged": ("add them up", averaged),
+    "averaged over all": ("add them up", lambda w, ids: (w * before(ids))[:, before(ids).any(-1)].mean((1, 2))),
     "the nearest": ("Only one earlier copy", lambda w, ids: on(w, nearest(before(ids)))),
     "over heads": ("Heads differ", lambda w, ids: on(w, before(ids)).mean()),
 }
@@ -791,6 +805,13 @@ WRONG["without_sink"] = {
     "cut": ("Keep the shape", lambda w: normalised(w[:, 1:, 1:])),
     "the first row kept": ("all of it is 0", lambda w: torch.cat([w[:, :1], normalised(gone(w)[:, 1:])], 1)),
     "columns": ("Each column adds up", lambda w: (gone(w) / gone(w).sum(-2, keepdim=True)).nan_to_num()),
+    "softmax again": ("They are shares already", lambda w: softmax(gone(w))),
+    "softmax again, then 0": ("They are shares already", lambda w: gone(softmax(gone(w)))),
+    "softmax of the hidden": ("They are shares already", lambda w: softmax(hide(gone(w), gone(w) == 0))),
+    "softmax of all but the first": (
+        "They are shares already",
+        lambda w: torch.cat([torch.zeros_like(w[:, :1]), F.pad(softmax(w[:, 1:, 1:]), (1, 0))], 1),
+    ),
 }
 
 # --- lesson 9 ------------------------------------------------------------------------------------------------------

@@ -113,6 +113,28 @@ def test_brackets_walk_the_heads_that_the_legend_shows(show: Show):
     assert seen == ["sink", "broad", "sink"]
 
 
+def test_brackets_go_on_to_any_head_where_a_role_has_one_only(show: Show):
+    opened = show(make(words(20), layers=2), hash="#h=5.1")
+    page, seen = opened.page, [opened.text("#badge")]
+    assert page.get_attribute("#after", "title") == "Next head (])"
+    assert opened.text("#after") == "head ›"
+    for key in "]][":
+        opened.press_for_another_head(key)
+        seen.append(opened.text("#badge"))
+    assert seen == ["previous", "sink", "local", "sink"]
+    page.click("#before")
+    page.locator("#badge", has_text="previous").wait_for()
+    page.click("#legend [data-role=previous]")  # of the roles shown it is the only one, too
+    assert page.get_attribute("#before", "title") == "Previous head ([)"
+    opened.press_for_another_head("[")
+    assert opened.text("#badge") == "induction"
+
+
+def test_one_head_has_no_next(show: Show):
+    page = show(make(words(20), layers=1, heads=1, groups=1)).page
+    assert page.locator("#before:visible, #after:visible").count() == 0
+
+
 def test_line_ends_stand_where_they_stand_in_the_piece(show: Show):
     tokens = ["One", " two", ".", "\n\nThe", " next", "\n\n    make", " it", ".\n", "so", "\n\n", "End", "\nlast"]
     page = show(make(tokens)).page

@@ -79,8 +79,8 @@ def check(
 
     Args:
         lesson: its number.
-        folder: that holds `exercises.py`; by default ./clearhead-lesson-N, the current folder if it is that lesson's,
-            or where `clearhead learn N` wrote last.
+        folder: that holds `exercises.py`; by default the current folder if it is that lesson's, else
+            ./clearhead-lesson-N, or where `clearhead learn N` wrote last.
         seed: of the inputs; new ones each time by default.
         on_outcome: called with each outcome as it comes.
 

@@ -10,7 +10,7 @@ from clearhead._plain import plain
 from clearhead.learn.checking import Report, check, describe
 from clearhead.learn.exercise import Exercise
 from clearhead.learn.exercises import exercises_of
-from clearhead.learn.folder import exercise_file, program, reset, write
+from clearhead.learn.folder import default_folder, exercise_file, program, reset, write
 from clearhead.learn.lessons import Lesson, all_lessons, find_lesson
 from clearhead.learn.progress import Record, progress, update
 
@@ -34,15 +34,19 @@ def list_lessons() -> None:
 def start_lesson(number: int, folder: Path | None) -> None:
     """Write the lesson's files and say how to open them."""
     lesson = find_lesson(number)
-    folder = Path(f"clearhead-lesson-{number}") if folder is None else folder
+    named = folder is not None
+    folder = default_folder(lesson) if folder is None else folder
     written = write(lesson, folder)
     update(number, partial(_remember, folder))
     print(f"Lesson {number}: {lesson.title}")
+    if folder == Path() and not named:
+        print(plain(f"You are in its folder, {Path.cwd()}:"))
     for name, new in written.items():
         print(plain(f"  {folder / name}{'' if new else '   was there and is left as it is'}"))
     print("Open it, one of:")
     print(f"  the notebook in VS Code, Colab or Jupyter ({program('python')} -m pip install jupyterlab)")
-    print(plain(f"  cd {shlex.quote(str(folder))} && {program('python')} {lesson.path.name}"))
+    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    print(plain(f"  {enter}{program('python')} {lesson.path.name}"))
     if lesson.exercises:
         print(plain(f"Then write what is missing in {folder / 'exercises.py'}, and see whether it is right:"))
         print(f"  {program('clearhead')} check {number}")

@@ -18,7 +18,7 @@ from clearhead.learn.exercises import exercises_of
 from clearhead.learn.lessons import Lesson
 from clearhead.learn.progress import progress
 
-__all__ = ["exercise_file", "in_notebook", "program", "reset", "write"]
+__all__ = ["default_folder", "exercise_file", "in_notebook", "program", "reset", "write"]
 
 EXERCISES = "exercises.py"
 
@@ -37,6 +37,12 @@ from torch import Tensor, nn
 
 import clearhead
 '''
+
+
+def default_folder(lesson: Lesson) -> Path:
+    """Where the lesson goes if no folder is named: the current folder where it is the lesson's, else one in it."""
+    named = Path(f"clearhead-lesson-{lesson.number}")
+    return Path() if _is_here(lesson) or Path.cwd().name == named.name else named
 
 
 def write(lesson: Lesson, folder: Path) -> dict[str, bool]:
@@ -94,7 +100,7 @@ def reset(lesson: Lesson, file: Path) -> Path | None:
 
 
 def exercise_file(lesson: Lesson, folder: Path | None) -> Path:
-    """The file to check: in this folder, else where `clearhead learn` would write it here, here, or wrote it last.
+    """The file to check: in this folder, else where `clearhead learn` would write it here, or wrote it last.
 
     Raises:
         LessonError: where there is none; it says where was looked.
@@ -107,8 +113,7 @@ def exercise_file(lesson: Lesson, folder: Path | None) -> Path:
         places = [folder]
     else:
         last = progress()[lesson.number].folder
-        places = [Path(f"clearhead-lesson-{lesson.number}"), *([Path()] if _is_here(lesson) else ())]
-        places += [Path(last)] if last else []
+        places = [default_folder(lesson), *([Path(last)] if last else [])]
     for place in places:
         if (place / EXERCISES).is_file():
             return (place / EXERCISES).resolve()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ def without_sink(weights: Tensor) -> Tensor:
 Q_AND_K = "Row t holds what word t gives: the word before it is in column t - 1, below the diagonal (offset=-1)."
 ITSELF = "This is what each word gives to itself. The word before is one to the left: diagonal(offset=-1)."
 FIRST_COUNTED = "The sum is divided by T, but the first word has none before it: T - 1 words count."
+LAST_BEFORE_FIRST = "The first word has none before it, but roll brings the last word round to it: T - 1 words count."
 HEADS_TOGETHER = "One number for all heads. Heads differ, which is the point: keep the first dimension, (H,)."
 FIRST_COLUMN = "This is what words give to the first word of all, not to the word before."
 
@@ -61,6 +62,11 @@ ALL_COUNT = (
     " (And a key that comes after the query is none, s < t.)"
 )
 PER_PAIR = "The mean is over pairs. A word with two such keys counts once: add its weights up, then take the mean."
+AVERAGED = "The weights on a word's keys are averaged. All of them go to what came after a copy: add them up."
+WRAPPED = (
+    "Key 0 counts as what came after a copy, but no word stands before it: roll(1) brings the last word round. Nothing"
+    " is expected in column 0."
+)
 LATER_COPIES = "Words with a copy only after them are counted, too. Expected keys lie before the query: s < t."
 NEAREST = "Only one earlier copy counts here. A word may have several such keys; add up the weights on all of them."
 SUMMED = "This is the sum over words. Divide by how many words have such a key."
@@ -70,6 +76,10 @@ FIRST_ROW = "The first row is 0 / 0, which is NaN. It saw nothing else: leave it
 CUT = "Row and column are cut off. Keep the shape (H, T, T): the first column is 0, and so is the first row."
 FIRST_KEEPS = "The first row still gives to the first word. It saw nothing else: all of it is 0."
 OWN_LOST = "The diagonal is gone, too: a word may look at itself. Only the first column is taken away."
+SOFTMAX_AGAIN = (
+    "This is a softmax of the weights. They are shares already, and exp makes them nearly alike. To keep their"
+    " proportions, divide each row by what is left of it."
+)
 COLUMNS = "Each column adds up to 1 now. A row is what one word gives: divide rows by their sum, dim=-1."
 
 
@@ -112,6 +122,7 @@ def _previous_mistakes(weights: Tensor) -> judging.Mistakes:
         (Q_AND_K, weights.diagonal(1, 1, 2).mean(-1)),
         (ITSELF, weights.diagonal(0, 1, 2).mean(-1)),
         (FIRST_COUNTED, below.sum(-1) / T),
+        (LAST_BEFORE_FIRST, (below.sum(-1) + weights[:, 0, -1]) / T),
         (SUMMED, below.sum(-1)),
         (HEADS_TOGETHER, below.mean()),
         (FIRST_COLUMN, weights[:, 1:, 0].mean(-1)),
@@ -122,6 +133,7 @@ def _previous_mistakes(weights: Tensor) -> judging.Mistakes:
 def _induction_mistakes(weights: Tensor, ids: Tensor) -> judging.Mistakes:
     same = ids[:, None] == ids
     copies, expected, others = same.tril(-1), _expected(ids), same.tril(-1) | same.triu(1)
+    wrapped, back = (ids[:, None] == ids.roll(by) for by in (1, -1))
     behind, ahead, after = (torch.zeros_like(same) for _ in range(3))
     behind[:, :-1], ahead[:, 1:], after[:, 1:] = copies[:, 1:], others[:, :-1], same[:, :-1]
     total, count = (weights * expected).sum(-1), expected.any(-1)
@@ -135,6 +147,10 @@ def _induction_mistakes(weights: Tensor, ids: Tensor) -> judging.Mistakes:
         (PER_PAIR, (weights * expected).sum((-1, -2)) / expected.sum()),
         (LATER_COPIES, _mean(weights, ahead)),
         (LATER_COPIES, _mean(weights, after)),
+        *((WRAPPED, _mean(weights, wrapped.tril(most))) for most in (-1, 0, len(ids))),
+        (BEFORE_COPIES, _mean(weights, back.tril(-1))),
+        (AVERAGED, (total / expected.sum(-1))[:, count].mean(-1)),
+        (AVERAGED, total[:, count].mean(-1) / len(ids)),
         (NEAREST, _mean(weights, last)),
         (NEAREST, _mean(weights, first)),
         (HEADS_TOGETHER, total[:, count].mean()),
@@ -166,7 +182,18 @@ def _sink_mistakes(weights: Tensor) -> judging.Mistakes:
         (FIRST_KEEPS, keeps),
         (OWN_LOST, (own / own.sum(-1, keepdim=True)).nan_to_num(0)),
         (COLUMNS, (gone / gone.sum(-2, keepdim=True)).nan_to_num(0)),
+        *((SOFTMAX_AGAIN, again) for again in _softmaxes(weights, gone)),
     ]
+
+
+def _softmaxes(weights: Tensor, gone: Tensor) -> Iterator[Tensor]:
+    """Of what is left, hidden or not; with the first row as it comes, and 0."""
+    first = torch.zeros_like(weights, dtype=torch.bool)
+    first[..., 0] = True
+    for scores in (gone, judging.hide(weights, first), judging.hide(gone, gone == 0)):
+        for again in (scores.softmax(-1), scores.softmax(-1).masked_fill(first, 0)):
+            yield again
+            yield torch.cat([torch.zeros_like(again[:, :1]), again[:, 1:]], dim=1)
 
 
 EXERCISES = (

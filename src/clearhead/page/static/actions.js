@@ -149,16 +149,20 @@ export function hoverToken(i) {
   });
 }
 
-// The next or previous head, in the order of layers: of the same role, or of those that the legend shows.
+/** @param {import("./types").Head} head */
+const inRole = (head) => (view.filter.size ? view.filter.has(roleName(head.role)) : head.role === view.head.role);
+// Whether there is another head of the same role, or of those that the legend shows.
+export const hasOthers = () => view.trace.heads.some((head) => head !== view.head && inRole(head));
+
+// The next or previous of these heads, in the order of layers; of any role where there is no other.
 /** @param {1 | -1} step */
 export function nextHead(step) {
   const { heads } = view.trace,
-    { filter } = view;
-  const shown = (head) => (filter.size ? filter.has(roleName(head.role)) : head.role === view.head.role);
+    any = !hasOthers();
   const from = heads.indexOf(view.head);
   for (let i = 1; i <= heads.length; i++) {
     const head = heads[(from + i * step + i * heads.length) % heads.length];
-    if (shown(head)) return selectHead(head);
+    if (any || inRole(head)) return selectHead(head);
   }
 }
 

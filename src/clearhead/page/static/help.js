@@ -9,7 +9,7 @@ const KEYS = {
     ["← →", "previous, next query"],
     ["↑ ↓", "line above, line below"],
     ["⇧← ⇧→", "move the key instead"],
-    ["[ ]", "previous, next head of this role, or of the roles shown"],
+    ["[ ]", "previous, next head of this role, or of the roles shown; of any where there is no other"],
     ["/", "find a token"],
   ],
   Look: [

@@ -5,7 +5,7 @@ import { Fault, framed, source } from "./source.js";
 import { Trace } from "./data.js";
 import { emit, keyOf, layerOf, leadText, on, pageAsked, queryOf, queryText, readHash, view } from "./state.js";
 import { darkHere, startKernel } from "./kernel.js";
-import { headAskedFor, selectHead } from "./actions.js";
+import { hasOthers, headAskedFor, selectHead } from "./actions.js";
 import { beginWith, listen, renewPages, showPage } from "./pages.js";
 import { leave, renewBeside, standBeside, startBeside } from "./beside.js";
 import { layOut } from "./layout.js";
@@ -23,8 +23,9 @@ import { forgetTiles } from "./tiles.js";
 import { startMatrix } from "./matrix.js";
 import { startKeys, switchTheme } from "./keys.js";
 
-// What the buttons beside the name walk through.
+// What the buttons beside the name walk through; empty for heads of any role.
 function walked() {
+  if (!hasOthers()) return "";
   const [only, ...more] = view.filter;
   return more.length ? "shown" : (only ?? roleName(view.head.role));
 }
@@ -37,13 +38,15 @@ function drawHeadline() {
   $("#mode [data-v=text]").textContent = queryText().image ? "Image" : "Text";
   $("#badge").replaceChildren(...(known ? [glyph(roleName(head.role), 16), head.role] : []));
   $("#why").textContent = known ? sentence(trace, layerOf(head.layer), head) : "This head is being read.";
+  const role = walked();
   for (const [id, sign, words] of [
     ["#before", "‹", "Previous"],
     ["#after", "›", "Next"],
   ]) {
-    const name = el("span", {}, walked());
+    const name = el("span", {}, role || "head");
+    $(id).hidden = trace.heads.length < 2;
     $(id).replaceChildren(...(sign === "‹" ? ["‹ ", name] : [name, " ›"]));
-    $(id).title = `${words} ${walked()} head (${sign === "‹" ? "[" : "]"})`;
+    $(id).title = `${words} ${role && role + " "}head (${sign === "‹" ? "[" : "]"})`;
     $(id).setAttribute("aria-label", $(id).title);
   }
 }
