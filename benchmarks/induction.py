@@ -68,7 +68,7 @@ def main() -> None:
         report.say(f"Most attention on what came after earlier copies: {said}; of all heads {scores.mean():.3f}.")
         ids = repeated(model.config.vocab_size, seed=0)
         found = rows(effect(model, None, ids, heads, draws=DRAWS, skip=HALF), "repeated")
-        texts = [_brown.text(sample) for sample in _brown.samples()[::100][:TEXTS]]
+        texts = [_brown.text(sample) for sample in _brown.samples()[::31][:TEXTS]]
         if texts:
             ids = torch.stack([tokenizer(text, return_tensors="pt")["input_ids"][0, :512] for text in texts])
             found += rows(effect(model, None, ids, heads, draws=DRAWS), "text")
