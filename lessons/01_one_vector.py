@@ -9,7 +9,7 @@
 # wrote the translation word by word. Imagine it: hear a sentence once, remember, and only then begin to write. It works
 # for *It is cold*, and the longer the sentence, the worse it gets. In 2015 Bahdanau, Cho and Bengio let the decoder
 # look back: before each word it decides how much of each word of the sentence to take. That is **attention**. In this
-# lesson you train both, two or three minutes in all, and see what it changes.
+# lesson you train both, half a minute in all, and see what it changes.
 # %%
 import random
 import time
@@ -45,7 +45,7 @@ print("to learn from:", train[0])
 #
 # In words: the state *before* word $i$ is compared with each word of the sentence by a small network, which is learned
 # ($W$, $U$, $v$). That gives scores $e$; the second formula makes shares of them that add up to 1; and $c_i$ is a mix
-# of the words' states in these shares. Both models are trained alike, on number words; half a minute for each.
+# of the words' states in these shares. Both models are trained alike, on number words; ten seconds for each.
 # %%
 lengths = [range(n, n + 2) for n in range(3, 12, 2)]
 translators, scores = {}, {}

@@ -38,7 +38,7 @@ print("weights", tuple(weights.shape), "- output", tuple((weights @ (context @ W
 #
 # ## A Transformer that translates
 # It learns number words, German to English, backwards as in lesson 1: there we *know* where each word should come from.
-# Each side has two layers of four heads; training takes about a minute.
+# Each side has two layers of four heads; training takes about ten seconds.
 # %%
 german = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 english = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
