@@ -51,6 +51,7 @@ app = typer.Typer(
 )
 
 _M_MMAP_THRESHOLD = -3  # mallopt's name for it
+_SEEDS = 2**64 - 1  # the largest that PyTorch takes
 
 
 def _version(wanted: bool) -> None:
@@ -287,7 +288,9 @@ def check(
     hint: Annotated[bool, typer.Option("--hint", help="Give the next hint for the first that fails.")] = False,
     solution: Annotated[bool, typer.Option("--solution", help="Show one way to write the first that fails.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Start anew; what you wrote is kept beside it.")] = False,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Repeat the inputs of an earlier check.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=_SEEDS, help="Repeat the inputs of an earlier check.")
+    ] = None,
 ) -> None:
     """Check the exercises of a lesson.
 
@@ -313,7 +316,9 @@ def train(
     vocab: Annotated[
         int, typer.Option(metavar="N", min=256, help="Tokens: 256 are single bytes, more are learned from the text.")
     ] = 256,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed draws other weights and batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=_SEEDS, help="Another seed draws other weights and batches.")
+    ] = 0,
     every: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Steps between two checkpoints; a tenth of --steps.")
     ] = None,
@@ -337,7 +342,7 @@ def generate(
         float, typer.Option(metavar="T", min=0, help="0 writes the likeliest, 1 what the model expects.")
     ] = 0.8,
     top_k: Annotated[int | None, typer.Option(metavar="K", min=1, help="Draw among the K likeliest only.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Draw the same text again.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, max=_SEEDS, help="Draw the same text again.")] = None,
 ) -> None:
     """Let a model that was trained here write."""
     with _clear_errors():

@@ -138,6 +138,25 @@ def test_folders_that_are_something_else(text_file: Path, tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize("config", [b"{", b"\xff\xfe\0", None])
+def test_a_run_whose_config_is_damaged_is_not_to_be_removed(
+    text_file: Path, tmp_path: Path, trained: Path, config: bytes | None
+):
+    shutil.copytree(trained, tmp_path / "run")
+    place = tmp_path / "run" / "config.json"
+    place.unlink() if config is None else place.write_bytes(config)
+    said = run("train", text_file, "--out", tmp_path / "run", "--size", "tiny").stderr
+    assert "holds weights that were trained" in said
+    assert "remove" not in said
+
+
+def test_a_seed_and_a_temperature_at_their_ends(trained: Path):
+    assert run("generate", trained, "a", "--seed", 10**22).exit_code == 2
+    coldest = run("generate", trained, "a", "--tokens", 5, "--temperature", 1e-300)
+    assert coldest.exit_code == 0
+    assert coldest.stdout == run("generate", trained, "a", "--tokens", 5, "--temperature", 0).stdout
+
+
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_full_disk_loses_nothing(
     text_file: Path, tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, after: int

@@ -74,6 +74,7 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
         ([("Ja.", "Yes."), ("Nein.", "")], r"pair 1 is \('Nein.', ''\); expected \(source, target\)"),
         ([("Ja.", "Yes.", "Oui.")], "pair 0"),
         (["Ja"], "pair 0 is 'Ja'"),
+        (zip(["Ja."], ["Yes."], strict=True), "got zip: expected a list"),
     ],
 )
 def test_what_are_no_pairs_is_named(pairs: list[tuple[str, str]], message: str, translator: Translator) -> None:

@@ -59,6 +59,11 @@ def train(texts: Sequence[str], out: Path, *, steps: int, size: str, seed: int, 
         raise ModelError(f"--size {size}: there is {', '.join(SIZES)}.")
     chosen, text, begun = SIZES[size], read_texts(texts), loading.is_trained(out)
     why = None if begun else why_no_folder(out)
+    if why is not None and any(out.glob("step-*.safetensors")):
+        raise ModelError(
+            f"{out} holds weights that were trained, but no config.json of clearhead that can be read: put that back "
+            "to go on, or name a new folder."
+        )
     if why is not None:
         raise ModelError(f"{why}. It holds no model that clearhead trained.")
     tokenizer = loading.load_tokenizer(out) if begun else tokenizer_for(text, vocab)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead._checks import check_count, describe, finite_number, has_numbers
-from clearhead.errors import DTypeError, ShapeError
+from clearhead.errors import DTypeError, ModelError, ShapeError
 from clearhead.models import conversion
 from clearhead.nn import Attention, KVCache
 from clearhead.scores import Rotary
@@ -283,4 +283,8 @@ def _chosen(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
         return logits.argmax(-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
-    return torch.multinomial(torch.softmax(logits / temperature, -1), 1)
+    below = (logits - logits.amax(-1, keepdim=True)).double()  # so that a low temperature leaves 0 and -inf
+    shares = torch.softmax(below / temperature, -1)
+    if not bool(shares.isfinite().all()):
+        raise ModelError("generate: the logits are not finite: a weight of the model is NaN or infinite.")
+    return torch.multinomial(shares, 1)

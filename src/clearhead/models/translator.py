@@ -142,6 +142,8 @@ class Translator:
 
 def _check_pairs(call: str, pairs: Sequence[Pair]) -> None:
     """Raise unless there are pairs, and each is two texts."""
+    if not isinstance(pairs, Sequence):  # read twice and more: an iterator would be empty the second time
+        raise ModelError(f"{call}(pairs) got {type(pairs).__name__}: expected a list of (source, target).")
     if not pairs:
         raise ModelError(f"{call}(pairs): there are none. read_pairs(file) reads them from a file of two columns.")
     for n, pair in enumerate(pairs):
