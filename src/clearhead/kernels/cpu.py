@@ -165,17 +165,17 @@ class _Pass:
     def columns(self) -> Any:
         """A worker's own columns and picture."""
         heads, nothing = (self.B, self.H), (0, 0, 0)
-        keys = (*heads, self.S) if self.wanted.columns else nothing
-        picture = (*heads, *self.wanted.picture) if self.wanted.picture else (*nothing, 0)
         wanted, side = self.wanted, self.wanted.blocks
+        keys = (*heads, self.S) if wanted.columns else nothing
+        picture = (*heads, *wanted.picture) if wanted.picture else (*nothing, 0)
         scratch = self.layouts.widest if wanted.columns or wanted.picture or side else 0
         pixels = blocks = [np.zeros(0, np.int64)] * 2
         peaks = self._peaks
         if side:
             blocks = [np.arange(n) // side for n in (self.T, self.S)]
             peaks = peaks if ROWS % side == 0 else self._block_peaks()  # else two workers may raise one row
-        if self.wanted.picture:
-            sizes = zip((self.T, self.S), self.wanted.picture, strict=True)
+        if wanted.picture:
+            sizes = zip((self.T, self.S), wanted.picture, strict=True)
             pixels = [np.arange(n) * bins // n for n, bins in sizes]
         sums = [np.zeros(size, dtype) for size in (keys, picture) for dtype in (np.float64, np.float32)]
         rows = [np.zeros(scratch, np.float32) for _ in range(2)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead._checks import has_numbers
-from clearhead.kernels import tiles
+from clearhead.kernels import cpu, tiles
 from clearhead.kernels.gradients import Found
 from clearhead.kernels.grouped import grouped_matmul
 from clearhead.kernels.tiles import Tile
@@ -192,14 +192,8 @@ class Blocks(Summed):
             torch.maximum(here, across, out=here)
 
 
-class Above:
+class Above(cpu.Above):
     """A base of reducers that want the weights at or above `threshold` of a map (H, T, S), in rows or in tiles."""
-
-    threshold: float
-
-    def take_some(self, rows: slice, heads: slice, counts: Any, keys: Any, weights: Any) -> None:
-        """Those of some rows and heads, in this order; counts (heads, rows). Several threads may call."""
-        raise NotImplementedError
 
     def forget(self) -> None:
         """The pass has come to nothing, and tiles will follow."""
